@@ -1,7 +1,7 @@
 """All benchmarks, one after the other: `python benchmarks/all.py [--quick|--tiny] [--record]`.
 
-One that misses a target or fails doesn't keep the others from running. At the end stands a line for
-each program; the exit code is 0 if all targets of all are met.
+A program that misses a target or fails doesn't stop the others. The last lines sum up each
+program; the exit code is 0 if all programs met all targets.
 """
 
 import argparse
@@ -39,9 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("program", nargs="*", metavar="PROGRAM", help="these alone")
+    parser.add_argument("program", nargs="*", metavar="PROGRAM", help="run only these")
     for option in ("--quick", "--tiny", "--record"):
-        parser.add_argument(option, action="store_true", help="as each program has it")
+        parser.add_argument(option, action="store_true", help="passed to each program")
     given = parser.parse_args(arguments)
     if unknown := set(given.program) - set(PROGRAMS):
         parser.error(f"no program {', '.join(sorted(unknown))}: there are {', '.join(PROGRAMS)}")
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def ended(line: Sequence[str]) -> int:
-    """Run a program to its end; one that is stopped gets the time to stop its server."""
+    """Run a program to its end; if it is stopped, give it time to stop its server."""
     process = subprocess.Popen(line)
     try:
         return process.wait()

@@ -1,9 +1,9 @@
-"""What catching up costs in Dagster: `python benchmarks/catchup.py [--quick]`.
+"""The cost of catching up in Dagster: `python benchmarks/catchup.py [--quick]`.
 
 A real code server, webserver and daemon on PostgreSQL, with the daemon's own intervals. 2,000
-chunks of a job that does nothing: by a backfill, and by the catch-up sensor; each from the request
+chunks of a job that does nothing, by a backfill and by the catch-up sensor: each from the request
 until the last chunk is READY in the tables and green in the grid. In the same run, a plain Dagster
-asset that does nothing, by a backfill of one run for each partition. Exit code 0 if every target is
+asset that does nothing, by a backfill with one run per partition. Exit code 0 if every target is
 met.
 """
 
@@ -26,7 +26,7 @@ from tests.support.postgres import Server  # noqa: E402
 
 LOCATION = Path(__file__).with_name("catchup_location.py")
 CHUNKS = {FULL: (2000, 30), QUICK: (200, 10), SLICE: (200, 10), TINY: (4, 1)}
-"""Chunks of ours, and of plain Dagster."""
+"""The number of our chunks, and of plain Dagster's."""
 
 LONG = 1800.0
 

@@ -1,4 +1,4 @@
-"""The code location that benchmarks/catchup.py drives: our job, and the same by Dagster alone."""
+"""The code location of benchmarks/catchup.py: our job, and the same in plain Dagster."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ dataflow = DataflowResource()
 
 @dataflow_assets(job="copy", dataflow=dataflow)
 def copy(chunk: Chunk) -> None:
-    """Do nothing, as the rival does."""
+    """Do nothing, like the rival."""
 
 
 @dg.asset(
@@ -22,7 +22,7 @@ def copy(chunk: Chunk) -> None:
     backfill_policy=dg.BackfillPolicy.multi_run(1),
 )
 def rival() -> None:
-    """Do nothing, in a run for each partition."""
+    """Do nothing, in one run per partition."""
 
 
 defs = dg.Definitions.merge(

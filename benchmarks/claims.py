@@ -1,8 +1,8 @@
-"""Claims per second, of ours and of others: `python benchmarks/claims.py [--quick] [--only PART]`.
+"""Claims per second, ours and others': `python benchmarks/claims.py [--quick] [--only PART]`.
 
-One cycle is claim + finish, on a job with one input and one output: history, fencing, facts and
-triggers as in production. All that is compared is measured in the same run, in slices that take
-turns, and each required ratio is the median of the rounds' own ratios. Exit code 0 if all are met.
+One cycle is claim + finish, on a job with one input and one output, with history, fencing, facts
+and triggers as in production. All contenders are measured in the same run, in alternating slices,
+and each required ratio is the median of the rounds' own ratios. Exit code 0 if all are met.
 """
 
 import statistics
@@ -42,7 +42,7 @@ Contenders = Sequence[tuple[Any, Sequence[Mode]]]
 
 
 class Setting(NamedTuple):
-    """How long and how large."""
+    """How long to measure, and on how many chunks."""
 
     rounds: int
     seconds: float
@@ -50,11 +50,11 @@ class Setting(NamedTuple):
     """Chunks, and how many of them are done before the first cycle."""
 
     crowd: int = 8
-    """Clients, where there are many."""
+    """The number of clients, where there are many."""
 
     batches: tuple[int, ...] = (10, 100)
     batches_on: int = 100_000
-    """The chunks on which batches are compared with pgqueuer's."""
+    """The number of chunks for the comparison with pgqueuer's batches."""
 
     warm_up: float = WARM_UP
     polls: int = 3000
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def rivals_on_postgres(setting: Setting, report: Report) -> Contenders:
-    """Who takes part, and in which modes."""
+    """Return the contenders and their modes."""
     crowd = (setting.crowd, 1)
     batches = [(setting.crowd, k) for k in setting.batches]
     all_modes = [ONE, crowd, (1, setting.batches[-1]), *batches]
@@ -117,7 +117,7 @@ def rivals_on_postgres(setting: Setting, report: Report) -> Contenders:
 
 
 def slice_of_postgres(server: Server, setting: Setting, report: Report) -> None:
-    """Ours and the bare loop, for compare.py."""
+    """Measure ours and the bare loop, for compare.py."""
     [(chunks, done)] = setting.sizes
     url, samples = server.create_database("slice"), Samples()
     modes = [(setting.crowd, 1), ONE]
@@ -133,7 +133,7 @@ def slice_of_postgres(server: Server, setting: Setting, report: Report) -> None:
 
 
 def slice_of_sqlite(folder: Path, setting: Setting, report: Report) -> None:
-    """Ours and a lean loop, which a change of our tables doesn't change, for compare.py."""
+    """Measure ours and a lean loop that changes of our tables don't affect, for compare.py."""
     [(chunks, done)] = setting.sizes
     samples = Samples()
     with Clients(1, setting.warm_up) as clients:
@@ -179,7 +179,7 @@ def postgres(server: Server, setting: Setting, report: Report) -> None:
                 ratios = samples.ratios((Ours, chunks, crowd), (other, chunks, crowd))
                 what = f"{clients_of(crowd)}, {amount(chunks)}: ours / {other.title}"
                 report.require(what, ratios, least=least, aim=aim)
-    # Like for like: our claim always minds the job's dial, pgqueuer's is a limit of concurrency.
+    # Like for like: our claim always checks the job's dial; pgqueuer's counterpart is a limit.
     chunks, most = setting.batches_on, (setting.crowd, setting.batches[-1])
     if PgQueuer in present:
         ratios = samples.ratios((Ours, chunks, most), (PgQueuerLimited, chunks, most))
@@ -231,7 +231,7 @@ class Contest:
         setting: Setting,
     ) -> None:
         self.contender, self.where, self.chunks = contender, where, chunks
-        # What is small is gone before batches at the limit can be counted.
+        # A small table is empty before batches with the limit can be counted.
         self.modes = [
             mode
             for mode in modes
@@ -250,15 +250,15 @@ class Contest:
         self._loaded = True
 
     def check(self) -> None:
-        """Fail if one of our chunks is lost, or was finished twice."""
+        """Fail if one of our chunks was lost, or finished twice."""
         if self._loaded and hasattr(self.contender, "check"):
             self.contender.check(self.where, self.chunks)
 
     def rate(self, mode: Mode, seconds: float) -> float:
-        """Chunks per second of one slice."""
+        """Return the chunks per second of one slice."""
         clients, k = mode
         if k > 1:
-            seconds /= 2  # batches are soon through with what is left
+            seconds /= 2  # batches soon use up the remaining chunks
         need = (
             1.5 * (seconds + self._warm_up) * self._fastest.get(mode, 100_000 if k > 1 else 5_000)
         )
@@ -271,7 +271,7 @@ class Contest:
 
 
 def compare(contests: list[Contest], setting: Setting, samples: Samples) -> None:
-    """Slices of all, in turns; every other round in the opposite order."""
+    """Run slices of all contenders in turn; every other round in the opposite order."""
     for contest in contests:
         contest.load()
     modes = list(dict.fromkeys(mode for contest in contests for mode in contest.modes))
@@ -308,7 +308,7 @@ def show(
 
 
 def poll_postgres(url: str, setting: Setting, report: Report) -> None:
-    """An idle worker's claim against `select 1`: a job that has none, and one just drained."""
+    """Compare an idle worker's claim with `select 1`: a job without chunks, and a drained one."""
     chunks = setting.sizes[0][0]
     Ours.load(url, chunks, chunks * 4 // 5)
     with connect(url, "dataflow") as connection:
@@ -333,7 +333,7 @@ def poll_postgres(url: str, setting: Setting, report: Report) -> None:
 
 
 def poll_sqlite(path: Path, setting: Setting, report: Report) -> None:
-    """For the record: there is no server here, so a `select 1` costs next to nothing."""
+    """For the record: without a server, a `select 1` costs next to nothing."""
     LiteOurs.load(path, 1000, 999)
     store = open_store(f"sqlite:///{path}")
     plain = store.db.connect()
@@ -359,7 +359,7 @@ def poller(store: Store, jobid: str) -> Callable[[], object]:
 def alternate(
     one: Callable[[], object], other: Callable[[], object], times: int
 ) -> tuple[list[float], list[float]]:
-    """Microseconds of each call of two functions that take turns."""
+    """Return the microseconds of each call of two functions that alternate."""
     spent: tuple[list[float], list[float]] = ([], [])
     for _ in range(times):
         for work, record in zip((one, other), spent, strict=True):

@@ -1,12 +1,12 @@
 """Is NEW slower than OLD? `python benchmarks/compare.py OLD NEW PROGRAM [the program's options]`.
 
-OLD and NEW are commits. The package and the SQL of each are checked out into a folder of its own;
-what measures is the same for both: the programs of the checkout that this one is started in. OLD,
-NEW and OLD again take turns, nine times: each turn is a short run of PROGRAM (`--slice`), on a
-database of its own, which compares with a rival that no commit changes. What counts is the median
-of NEW's ratios to the ratios of OLD in the same round, beside what OLD differs from OLD by.
+OLD and NEW are commits. The package and the SQL of each are checked out into a folder of their own;
+both are measured by the same programs: those of the checkout that this is started in. OLD, NEW and
+OLD again take turns, nine times. Each turn is a short run of PROGRAM (`--slice`), on a database of
+its own, which compares with a rival that no commit changes. The result is the median of NEW's
+ratios relative to OLD's in the same round, beside the difference of OLD from itself.
 
-Exit code 0 if nothing is slower: by at most 5%, or by no more than OLD against OLD.
+Exit code 0 if nothing is slower: by at most 5%, or by no more than OLD differs from itself.
 
     python benchmarks/compare.py main HEAD claims
     python benchmarks/compare.py main HEAD runjob --only cold
@@ -51,7 +51,7 @@ sys.exit({function}())
 
 
 class Side(NamedTuple):
-    """A commit with what runs its code."""
+    """A commit, and what runs its code."""
 
     commit: str
     folder: Path
@@ -62,17 +62,17 @@ class Side(NamedTuple):
 
 
 class Change(NamedTuple):
-    """How the speed of NEW is to that of OLD, for one comparison with the rival."""
+    """How NEW's speed compares with OLD's, for one comparison with the rival."""
 
     what: str
     rivals: list[float]
-    """Ours to the rival, of OLD."""
+    """Ours relative to the rival, of OLD."""
 
     changes: list[float]
-    """NEW's speed to OLD's, of each round."""
+    """NEW's speed relative to OLD's, for each round."""
 
     noise: list[float]
-    """OLD's speed to OLD's, of each round."""
+    """OLD's speed relative to OLD's, for each round."""
 
     @property
     def change(self) -> float:
@@ -80,7 +80,7 @@ class Change(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """What OLD differs from OLD by, in half of the rounds."""
+        """Return how much OLD differs from itself, in half of the rounds."""
         return statistics.median(max(ratio, 1 / ratio) - 1 for ratio in self.noise)
 
     @property
@@ -126,11 +126,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def checked_out(commit: str, folder: Path) -> Side:
-    """The package and the SQL of a commit, with our programs, and a Python that imports those."""
+    """Check out a commit's package and SQL beside our programs, with a Python that imports them."""
     folder.mkdir()
     packed = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True)
     if packed.returncode:
-        raise SystemExit(f"{commit} is no commit here: {packed.stderr.decode().strip()}")
+        raise SystemExit(f"{commit} isn't a commit here: {packed.stderr.decode().strip()}")
     subprocess.run(["tar", "-x"], cwd=folder, input=packed.stdout, check=True)
     for name in ("benchmarks", "tests"):
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -150,16 +150,16 @@ def checked_out(commit: str, folder: Path) -> Side:
 
 
 def named(side: Side) -> str:
-    """The commit as it was asked for, and its hash."""
+    """Return the commit as given, and its hash."""
     line = ["git", "rev-parse", "--short", side.commit]
     return f"{side.commit} ({subprocess.check_output(line, cwd=ROOT, text=True).strip()})"
 
 
 def make_environment(side: Side) -> None:
-    """A virtual environment with the packages of this one, but the package of the side.
+    """Create a virtual environment with the packages of this one, except the side's package.
 
-    Its commands are the side's, too: those of this environment import what is installed here. A
-    folder that a .pth file names isn't searched for .pth files, so that an editable install of the
+    Its commands belong to the side, too: those of this environment import what is installed here.
+    A folder that a .pth file names isn't searched for .pth files, so an editable install of the
     package isn't seen.
     """
     home = side.folder / ".venv"
@@ -179,7 +179,7 @@ def make_environment(side: Side) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Ours without what would lead Python to another package."""
+    """Return our environment without variables that would lead Python to another package."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 
@@ -187,7 +187,7 @@ def environment() -> dict[str, str]:
 
 
 def measure(old: Side, new: Side, words: Sequence[str], rounds: int) -> list[dict[str, list[dict]]]:
-    """The ratios of each side by round; who goes first changes from round to round."""
+    """Return the ratios of each side by round; the order changes from round to round."""
     turns = [(OLD, old), (NEW, new), (AGAIN, old)]
     measured, start = [], time.monotonic()
     for number in range(rounds):
@@ -203,7 +203,7 @@ def measure(old: Side, new: Side, words: Sequence[str], rounds: int) -> list[dic
 
 
 def turn(side: Side, words: Sequence[str]) -> list[dict]:
-    """One short run of the program, on the code of a side: its ratios."""
+    """Run the program once, briefly, on the code of a side; return its ratios."""
     program, *options = words
     file = side.folder / "ratios.json"
     line = [side.python, side.folder / "benchmarks" / f"{program}.py", *options, "--json", file]
@@ -215,11 +215,11 @@ def turn(side: Side, words: Sequence[str]) -> list[dict]:
     return json.loads(file.read_text())["ratios"]
 
 
-# --- what it says ---
+# --- the result ---
 
 
 def changes(measured: list[dict[str, list[dict]]]) -> list[Change]:
-    """For each comparison, how much faster NEW is than OLD, and OLD than OLD."""
+    """Return how much faster NEW is than OLD, and OLD than OLD, for each comparison."""
     found = []
     for at, first in enumerate(measured[0][OLD]):
         rivals, ratios, noise = [], [], []

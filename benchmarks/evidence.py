@@ -1,8 +1,8 @@
-"""What a chunk's evidence costs: `python benchmarks/evidence.py [--quick]`.
+"""The cost of a chunk's evidence: `python benchmarks/evidence.py [--quick]`.
 
 20 chunks of 50,000 rows × 8 columns, from Parquet to Parquet. First our whole path, claim to
-READY, with evidence and without: that is what the target is for. Then Spark's write alone: bare,
-with rows, fingerprint and schema taken in the same pass, and with rules besides. The ways take
+READY, with evidence and without: the target is for this. Then Spark's write alone: bare, with
+rows, fingerprint and schema collected in the same pass, and with rules as well. The variants take
 turns chunk by chunk, and each ratio is that of a round's medians. Exit code 0 if the target is met.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Setting(NamedTuple):
-    """How many, and how large."""
+    """How many chunks, and how large."""
 
     chunks: int
     rounds: int
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def paths(spark: "SparkSession", folder: Path, setting: Setting, report: Report) -> None:
-    """Claim to READY, with evidence and without."""
+    """Measure claim to READY, with evidence and without."""
     from spark import Bench
 
     chunks, rounds, size = setting
@@ -118,7 +118,7 @@ def paths(spark: "SparkSession", folder: Path, setting: Setting, report: Report)
 
 
 def unobserved(df: "DataFrame", extra: Sequence[str] = ()) -> tuple["DataFrame", Any]:
-    """What `observed` would be if nothing were taken."""
+    """Replace `observed` by something that observes nothing."""
     schema = schema_text(df.schema)
     return df, lambda rows: Evidence(rows, "", schema)
 
@@ -135,7 +135,7 @@ def measure(spark: "SparkSession", folder: Path, setting: Setting, report: Repor
     for turn in range(rounds + 1):  # the first one warms up
         progress(f"round {turn} of {rounds}")
         for chunk in range(chunks):
-            # Who goes first changes: a file just read is read faster.
+            # The order changes: a file that was just read is read faster.
             names = list(ways)[chunk % 3 :] + list(ways)[: chunk % 3]
             for name in names:
                 frame = spark.read.schema(schema).parquet(str(folder / "in" / str(chunk)))

@@ -1,8 +1,8 @@
 """Listings of large tables: `python benchmarks/listings.py [--quick] [--only postgres|sqlite]`.
 
-1,000,000 chunks and 3,000,000 rows of history: an input of which all chunks are READY, and an
-output of which half is made. Each command runs in a process of its own; measured are its seconds,
-from the start of the process to its end, and its peak memory. At last a table is split into as many
+1,000,000 chunks and 3,000,000 rows of history: an input whose chunks are all READY, and an output
+of which half is produced. Each command runs in its own process; measured are its seconds from the
+start of the process to its end, and its peak memory. Finally a table is split into as many
 chunks, which a job reads. Exit code 0 if every target is met.
 """
 
@@ -29,10 +29,10 @@ from rivals import connect, settle  # noqa: E402
 from tests.support.postgres import Server  # noqa: E402
 
 SECONDS, MEGABYTES = 2.0, 150.0
-"""What a first screen may cost."""
+"""The limit for a first screen."""
 
 SPLIT = 62.0
-"""Seconds in which a table may be split into 1,000,000 chunks: a third of what it once took."""
+"""Seconds in which a table must be split into 1,000,000 chunks: a third of what it once took."""
 
 FOLDERS = 1_000
 """Chunks that have a directory, with two files each."""
@@ -41,11 +41,11 @@ CHUNKS = {FULL: 1_000_000, QUICK: 100_000, SLICE: 10_000, TINY: 2_000}
 ROUNDS = {FULL: 3, QUICK: 2, SLICE: 1, TINY: 1}
 
 RARE = 300
-"""Of so many chunks that are made, one failed, one runs, one is held, one is stale."""
+"""Of so many produced chunks, one is FAILED, one RUNNING, one on HOLD, one stale."""
 
 
 class Cost(NamedTuple):
-    """What one command took."""
+    """The cost of one command."""
 
     seconds: float
     megabytes: float
@@ -63,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 measure("PostgreSQL", url, chunks, Path(folder), ROUNDS[given.scale], report)
         if given.only != "postgres":
             path = Path(folder, "listings.db")
-            # In a process of its own: what starts a command lends it its own peak memory.
+            # In its own process: a command's peak memory includes that of the process that starts
+            # it.
             filling = get_context("spawn").Process(target=fill_sqlite, args=(path, chunks, folder))
             filling.start()
             filling.join()
@@ -105,7 +106,7 @@ compact made --plan
 clean --plan
 doctor
 """.strip().splitlines()
-"""The listings as a person types them first."""
+"""The listings as a person first types them."""
 
 WHOLE = (
     "status load --all",
@@ -115,10 +116,10 @@ WHOLE = (
     "drift --no-dagster --all",
     "compact made --plan --all",
 )
-"""Listings of everything: how long they take is told, and only their memory is limited."""
+"""Listings of everything: their times are only reported, and only their memory is limited."""
 
 FEW = ("status --grid", "status load", "why load")
-"""What the tiny form runs."""
+"""The listings of the tiny form."""
 
 
 def measure(title: str, url: str, chunks: int, folder: Path, rounds: int, report: Report) -> None:
@@ -155,7 +156,7 @@ def run(url: str, folder: Path, words: str) -> Cost:
         said = process.stderr.read().decode()
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode not in (0, 1, 4) or "Traceback" in said:  # 4: there is no such name
+    if process.returncode not in (0, 1, 4) or "Traceback" in said:  # 4: the name is unknown
         raise RuntimeError(f"odf {words} ended with {process.returncode}: {said[-2000:]}")
     return Cost(time.perf_counter() - start, usage.ru_maxrss / 1024, lines)
 
@@ -193,7 +194,7 @@ def fill_postgres(url: str, chunks: int, folder: Path) -> None:
 
 
 def fill_sqlite(path: Path, chunks: int, folder: str) -> None:
-    """The same; SQLite's triggers are taken off meanwhile."""
+    """Do the same on SQLite, with its triggers removed meanwhile."""
     progress(f"SQLite: {amount(chunks)} chunks")
     register(f"sqlite:///{path}", Path(folder), chunks)
     moment = "strftime('%Y-%m-%d %H:%M:%f', '2026-01-01', n || ' seconds')"
@@ -216,7 +217,7 @@ def fill_sqlite(path: Path, chunks: int, folder: str) -> None:
 
 
 def rows_of(chunks: int, moment: str, natural: str) -> Iterator[str]:
-    """The statements that fill the tables from the numbers of the chunks."""
+    """Return the statements that fill the tables from the numbers of the chunks."""
     half, dataid = chunks // 2, "cast(n as text)"
     made, every = f"from numbers where n <= {half}", "from numbers"
     word = (

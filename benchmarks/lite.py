@@ -23,7 +23,7 @@ class LiteOurs(Contender):
 
     @staticmethod
     def load(path: Path, chunks: int, done: int) -> None:
-        """A new file: the input of every chunk is READY, and the output of the first `done`."""
+        """Create a file: the input of every chunk is READY, and the output of the first `done`."""
         _remove(path)
         store = open_store(f"sqlite:///{path}")
         store.init()
@@ -52,13 +52,13 @@ class LiteOurs(Contender):
                 )
             connection.execute("commit")
         fill(store)
-        # The first claim gives all that is pending its place in the natural order.
+        # The first claim gives all pending chunks their place in the natural order.
         store.finish(store.claim("bench", owner="loader"))
         store.close()
         with opened(path) as connection:
             connection.execute("analyze")
             connection.execute("pragma wal_checkpoint(truncate)")
-        os.sync()  # else the first commits that are measured would wait for it
+        os.sync()  # otherwise the first measured commits would wait for it
 
     @staticmethod
     def left(path: Path) -> int:
@@ -96,13 +96,13 @@ SIGN = "update dataflow_context set act = ?, who = ?, why = null"
 
 class LiteBare(Contender):
     """The same tables, columns and indexes without triggers or views; the same rows written in two
-    transactions; nothing asked but which chunk comes next."""
+    transactions; the only query is for the next chunk."""
 
     title = "bare loop, same rows"
 
     @staticmethod
     def load(path: Path, chunks: int, done: int) -> None:
-        """A copy of the file that `LiteOurs` has just made, without what hangs on its tables."""
+        """Copy the file that `LiteOurs` has just created, without triggers and views."""
         _remove(path)
         shutil.copyfile(path.with_name(path.name.replace("bare", "ours")), path)
         with opened(path) as connection:
@@ -195,8 +195,8 @@ class LiteBare(Contender):
 
 
 class LiteLean(Contender):
-    """One lean table, taken and done in two transactions: nothing of ours slows it down or speeds
-    it up, so that two commits can be compared by it."""
+    """One lean table, with take and done in two transactions: no code of ours affects its speed,
+    so two commits can be compared by it."""
 
     title = "lean loop: take + done"
 

@@ -1,9 +1,9 @@
-"""What loading a code location costs: `python benchmarks/load.py [--quick]`.
+"""The cost of loading a code location: `python benchmarks/load.py [--quick]`.
 
-200 jobs of a flow.yml, whose database is away: a new process imports everything, builds the
-definitions and loads all of them, as a code server does at its start. In turn with it, plain
-Dagster loads 200 assets that depend on each other in the same way. Then `dg check defs` has to
-pass, with the database away, too. Exit code 0 if every target is met.
+200 jobs of a flow.yml, while the database is away: a new process imports everything, builds the
+definitions and loads them all, as a code server does when it starts. In alternation, plain Dagster
+loads 200 assets with the same dependencies. Then `dg check defs` has to pass, also while the
+database is away. Exit code 0 if every target is met.
 """
 
 import os
@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 JOBS = {FULL: 200, QUICK: 200, SLICE: 200, TINY: 7}
 ROUNDS = {FULL: 7, QUICK: 3, SLICE: 3, TINY: 1}
 CHAIN_JOBS = 5
-"""Jobs in a row, each of which reads what the one before it writes."""
+"""Jobs in a row, each of which reads what the previous one writes."""
 
 NOWHERE = "postgresql://etl@nowhere.invalid/etl"
 
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write_project(folder: Path, jobs: int) -> None:
-    """A flow.yml of jobs in chains, with its script, and as many assets of plain Dagster."""
+    """Write a flow.yml of jobs in chains, with its script, and as many assets of plain Dagster."""
     lines = ["flow: load", "jobs:"]
     for number in range(jobs):
         source = f"made{number - 1}" if number % CHAIN_JOBS else f"came{number}"
@@ -110,7 +110,7 @@ def write_project(folder: Path, jobs: int) -> None:
 
 
 def loaded(folder: Path, module: str, jobs: int) -> float:
-    """The seconds in which a new process has loaded the definitions."""
+    """Return the seconds in which a new process loads the definitions."""
     line = [sys.executable, "-c", LOAD.format(module=module)]
     start = time.perf_counter()
     done = subprocess.run(line, cwd=folder, env=environment(folder), capture_output=True, text=True)
@@ -121,7 +121,7 @@ def loaded(folder: Path, module: str, jobs: int) -> float:
 
 
 def checks(folder: Path) -> int:
-    """The exit code of `dg check defs`."""
+    """Return the exit code of `dg check defs`."""
     line = [str(Path(sys.executable).with_name("dg")), "check", "defs"]
     done = subprocess.run(line, cwd=folder, env=environment(folder), capture_output=True, text=True)
     if done.returncode:

@@ -1,9 +1,9 @@
-"""What a small pipeline costs without Spark: `python benchmarks/local_engine.py [--quick|--tiny]`.
+"""The cost of a small pipeline without Spark: `benchmarks/local_engine.py [--quick|--tiny]`.
 
-`odf pipeline run` of the project that `odf new` makes, four rows and three transformations, from
-process start to exit: on Spark, and by the engine local, in turns. Seconds of CPU and memory are
-those of all processes that the command starts. Both have to write the same bytes. Exit code 0 if
-every target is met.
+`odf pipeline run` of the project that `odf new` creates, four rows and three transformations, from
+process start to exit: on Spark, and on the local engine, in turns. CPU seconds and memory include
+all processes that the command starts. Both have to write the same bytes. Exit code 0 if every
+target is met.
 """
 
 import compileall
@@ -31,13 +31,13 @@ ENGINES = SPARK, LOCAL = "spark", "local"
 ROUNDS = {FULL: 7, QUICK: 3, SLICE: 1, TINY: 1}
 
 LOOK_SECONDS = 0.05
-"""Seconds between two looks at the processes: what ends sooner after a look isn't counted."""
+"""Seconds between two samples of the processes: memory used only in between isn't counted."""
 
 _MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ \S+ (\S+) (\S+) (\d+)")
 
 
 class Cost(NamedTuple):
-    """What a command took, with all the processes that it has started."""
+    """The cost of a command, with all the processes that it started."""
 
     seconds: float
     cpu: float
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(shop: Path, engine: str) -> Cost:
-    """Run the pipeline once; its processes are looked at until it ends."""
+    """Run the pipeline once; sample its processes until it ends."""
     start, cpu, peak = time.monotonic(), {}, 0.0
     before = getrusage(RUSAGE_CHILDREN)
     words = [ODF, "pipeline", "run", SLUG, "--engine", engine]
@@ -94,15 +94,15 @@ def run(shop: Path, engine: str) -> Cost:
         if command.returncode:
             raise RuntimeError(command.stderr.read().decode() if command.stderr else "It failed")
     seconds, after = time.monotonic() - start, getrusage(RUSAGE_CHILDREN)
-    # Exact, but without Java, for which nobody waits.
+    # Exact, but without Java, which nobody waits for.
     waited_for = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Cost(seconds, max(waited_for, sum(cpu.values())), peak)
 
 
 def memory(pids: Sequence[int]) -> float:
-    """MB of some processes: their own pages, and those of each file once.
+    """Return the MB of some processes: their own pages, and those of each file once.
 
-    What other programs share of these files with them makes it no less, as it would Linux's PSS.
+    Linux's PSS would be less when other programs share the same files; this isn't.
     """
     own, files = 0, {}
     for pid in pids:

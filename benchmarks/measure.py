@@ -1,4 +1,4 @@
-"""What the benchmarks measure with: clients in processes of their own, and samples by round."""
+"""Tools of the benchmarks: clients in processes of their own, and samples by round."""
 
 import multiprocessing
 import os
@@ -13,19 +13,19 @@ from types import FrameType
 from typing import Any
 
 FAILED, STOPPED = 2, 130
-"""The exit codes of a benchmark that ended with an error, or was stopped: it judged nothing."""
+"""The exit codes of a benchmark that failed or was stopped: without a verdict."""
 
 WARM_UP = 0.1
-"""Seconds that each slice runs before it counts: for plans, caches, and all to be in motion."""
+"""Seconds before each slice counts: for plans, caches, and until all clients are running."""
 
 
 class Contender:
     """One way to claim and finish chunks, as one client sees it."""
 
     def run(self, k: int, until: float) -> tuple[int, float]:
-        """Do cycles until a moment, or to the last chunk: how many chunks, and the last end.
+        """Run cycles until a given time, or to the last chunk; return the chunks and the last end.
 
-        On a busy machine the moment may be past at the start: one cycle is done all the same.
+        On a busy machine, that time may have passed at the start: one cycle runs anyway.
         """
         done, last = 0, time.monotonic()
         while count := self.cycle(k):
@@ -36,15 +36,15 @@ class Contender:
         return done, last
 
     def cycle(self, k: int) -> int:
-        """Claim up to k chunks and finish them: how many there were."""
+        """Claim up to k chunks and finish them; return how many there were."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Give back what this client holds."""
+        """Release what this client holds."""
 
 
 class Clients:
-    """Processes that keep their connections open and work when they are told to, all at once."""
+    """Processes that keep their connections open and work on command, all at once."""
 
     def __init__(self, count: int, warm_up: float = WARM_UP) -> None:
         self._warm_up = warm_up
@@ -64,11 +64,11 @@ class Clients:
             pipe.close()
 
     def open(self, name: str, make: Callable[..., Contender], *arguments: Any) -> None:
-        """Let every client open a contender, in place of one that had the same name."""
+        """Let every client open a contender, replacing one of the same name."""
         self._ask(self._pipes, ("open", name, make, arguments))
 
     def rate(self, name: str, k: int, clients: int, seconds: float) -> float:
-        """Chunks per second of so many clients at once, from a common start to the last end."""
+        """Return the chunks per second of parallel clients, from a common start to the last end."""
         start = time.monotonic() + self._warm_up
         answers = self._ask(self._pipes[:clients], ("run", name, k, start, seconds))
         if not any(done for done, _ in answers):
@@ -108,12 +108,12 @@ def _obey(opened: dict[str, Contender], verb: str, name: str, *details: Any) -> 
         return None
     k, start, seconds = details
     opened[name].run(k, start)
-    time.sleep(max(0.0, start - time.monotonic()))  # if nothing was left
+    time.sleep(max(0.0, start - time.monotonic()))  # in case nothing was left
     return opened[name].run(k, start + seconds)
 
 
 class Samples:
-    """Numbers by name, one per round; two of one round have had the same noise."""
+    """Numbers by name, one per round; those of one round had the same noise."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, list[float]] = defaultdict(list)
@@ -122,25 +122,25 @@ class Samples:
         self._numbers[name].append(number)
 
     def get(self, name: Any) -> list[float]:
-        """What was measured, if anything was."""
+        """Return what was measured, if anything."""
         return self._numbers.get(name, [])
 
     def __getitem__(self, name: Any) -> list[float]:
         return self._numbers[name]
 
     def ratios(self, one: Any, other: Any) -> list[float]:
-        """One per round."""
+        """Return one ratio per round."""
         return [a / b for a, b in zip(self[one], self[other], strict=True)]
 
 
 def progress(what: str) -> None:
-    """Tell who waits at a terminal what happens now."""
+    """Show progress to a person at a terminal."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{what}", end="", file=sys.stderr, flush=True)
 
 
 def end_in_order() -> None:
-    """Let a TERM end the benchmark as Ctrl-C does, so that its server is stopped."""
+    """Let a TERM end the benchmark like Ctrl-C, so that its server is stopped."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -149,7 +149,7 @@ def end_in_order() -> None:
 
 
 def concluded(main: Callable[[], int]) -> int:
-    """The exit code of a benchmark: 0 all met, 1 missed, 2 failed, 130 stopped."""
+    """Return the exit code of a benchmark: 0 all met, 1 missed, 2 failed, 130 stopped."""
     end_in_order()
     try:
         return main()

@@ -1,9 +1,9 @@
 """Claims while jobs are registered and tables upgraded: `benchmarks/online.py [--quick]`.
 
 Eight workers claim and finish chunks of a large job, one by one. Meanwhile another job is added,
-theirs gets another output, a job is removed, `odf init` judges anew what may be claimed, and a
-table is split into a tenth as many chunks. What counts is the longest that a worker waited for a
-claim. Exit code 0 if none waited too long.
+their job gets another output, a job is removed, `odf init` judges again what may be claimed, and a
+table is split into a tenth as many chunks. The result is the longest time that a worker waited for
+a claim. Exit code 0 if none waited too long.
 """
 
 import multiprocessing
@@ -29,7 +29,7 @@ from tests.support.postgres import Server  # noqa: E402
 
 WORKERS = 8
 LONGEST = {"PostgreSQL": 1.0, "SQLite": 5.0}
-"""Seconds that no claim may take."""
+"""The most seconds that a claim may take."""
 
 CHUNKS = {FULL: 1_000_000, QUICK: 100_000, SLICE: 2_000, TINY: 2_000}
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(database: str, url: str, chunks: int, workers: int, report: Report) -> None:
-    """Time each change of the tables, and the claims that are made meanwhile."""
+    """Time each change of the tables, and the claims during it."""
     store = open_store(url)
     rows = []
     with closing(Workers(url, workers)) as beside:
@@ -123,7 +123,7 @@ class Workers:
             self._pipes.append(ours)
 
     def told(self) -> tuple[int, float, float]:
-        """How many chunks since this was asked last, and the longest claim and end in seconds."""
+        """Return the chunks since the last call, and the longest claim and finish in seconds."""
         for pipe in self._pipes:
             pipe.send("tell")
         answers = [pipe.recv() for pipe in self._pipes]
@@ -139,9 +139,9 @@ class Workers:
 
 
 def work(url: str, pipe: Connection) -> None:
-    """Claim and finish, and tell what it took when asked."""
+    """Claim and finish, and report the times on request."""
     store, owner = open_store(url), new_owner()
-    store.finish(store.claim("bench", owner=owner))  # the first pays for connection and plans
+    store.finish(store.claim("bench", owner=owner))  # the first one includes connection and plans
     count, longest_claim, longest_end = 0, 0.0, 0.0
     while True:
         start = time.monotonic()

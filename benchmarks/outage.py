@@ -1,9 +1,9 @@
 """The end of an outage: `python benchmarks/outage.py [--quick] [--only postgres|sqlite]`.
 
-100 chains of 7 jobs each; the first job of 95 chains failed, and what lies below waits. Measured is
-what a person types until all of it has run: a command that lists the failures, one that resubmits
-them, one that runs everything. Beside it stands what the same takes by a command for each job,
-measured on some of the chains and extrapolated to the others. Exit code 0 if every target is met.
+100 chains of 7 jobs each; the first job of 95 chains failed, and the jobs below wait. Measured is
+what a person types until everything has run: a command that lists the failures, one that resubmits
+them, one that runs everything. For comparison, a command per job, measured on some of the
+chains and extrapolated to the others. Exit code 0 if every target is met.
 """
 
 import os
@@ -25,7 +25,7 @@ from report import FULL, QUICK, SLICE, TINY, Report, amount, options  # noqa: E4
 from tests.support.postgres import Server  # noqa: E402
 
 JOBS = 7
-"""Jobs of a chain."""
+"""Jobs per chain."""
 
 SOUND = 5
 """Of a hundred chains, those whose first job didn't fail."""
@@ -40,11 +40,11 @@ RUN_ALL = ("work", "--until-idle")
 """The command that runs everything."""
 
 TIMES_FASTER = 3.0
-"""How much faster this is than a command for each job, at least."""
+"""The least factor by which this is faster than a command per job."""
 
 
 class Size(NamedTuple):
-    """How many chains there are, and how many of them are ended job by job."""
+    """How many chains there are, and how many of them are repaired job by job."""
 
     chains: int
     sample: int
@@ -54,7 +54,7 @@ SIZES = {FULL: Size(100, 5), QUICK: Size(40, 3), SLICE: Size(4, 1), TINY: Size(2
 
 
 class Step(NamedTuple):
-    """A command that a person types, and what it took."""
+    """A command that a person types, and its cost."""
 
     words: tuple[str, ...]
     seconds: float
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(title: str, url: str, folder: str, size: Size, report: Report) -> None:
-    """End an outage by three commands, and some chains of another one job by job."""
+    """End an outage with three commands, and some chains of another one job by job."""
     home = Path(folder, title)
     broken = [f"c{chain}_1" for chain in range(size.chains - max(1, size.chains * SOUND // 100))]
     progress(f"{title}: {size.chains * JOBS} jobs")
@@ -128,7 +128,7 @@ def measure(title: str, url: str, folder: str, size: Size, report: Report) -> No
 
 
 class Odf:
-    """`odf` on some tables, each command in a process of its own, as a person runs it."""
+    """`odf` on some tables, each command in its own process, as a person runs it."""
 
     def __init__(self, url: str, home: Path) -> None:
         self._environment = os.environ | {"DATAFLOW_URL": url, "PYTHONPATH": str(ROOT)}
@@ -152,7 +152,7 @@ class Odf:
 
 
 def declare(url: str, home: Path, chains: int) -> None:
-    """Register the chains by a flow.yml; the first input of each has a chunk that is READY."""
+    """Register the chains by a flow.yml; the first input of each has a READY chunk."""
     (home / "down").mkdir(parents=True)
     (home / "job.sh").write_text(SCRIPT)
     (home / "job.sh").chmod(0o755)
@@ -172,7 +172,7 @@ def declare(url: str, home: Path, chains: int) -> None:
 
 
 def break_down(home: Path, run: Odf, jobids: Sequence[str]) -> None:
-    """Let some jobs fail, while everything that can be run is run."""
+    """Let some jobs fail while everything that can run is run."""
     for jobid in jobids:
         (home / "down" / jobid).touch()
     run("run", "--all-jobs", code=1)
@@ -181,7 +181,7 @@ def break_down(home: Path, run: Odf, jobids: Sequence[str]) -> None:
 
 
 def one_by_one(jobid: str) -> Iterator[tuple[str, ...]]:
-    """What a person types for a chain, if every command is about one job."""
+    """Yield what a person types for a chain with one command per job."""
     yield "resubmit", jobid, "--failed"
     chain = jobid.removesuffix("_1")
     for job in range(1, JOBS + 1):
@@ -189,7 +189,7 @@ def one_by_one(jobid: str) -> Iterator[tuple[str, ...]]:
 
 
 def ready_chunks(run: Odf) -> int:
-    """How many chunks of jobs are READY."""
+    """Return how many chunks of jobs are READY."""
     where = "locktype = 'OUT' and status = 'READY' and jobid <> 'external'"
     return int(run("sql", f"select count(*) from datastatus where {where}").lines[-1])
 

@@ -1,8 +1,8 @@
-"""What the benchmarks use of the product: all of its imports stand here, and nowhere else.
+"""What the benchmarks import from the product: everything is here, and nowhere else.
 
-compare.py runs these programs on other commits, whose modules may lie elsewhere: a name is taken
-from the first of its modules that exists. It is imported when it is first used, so that a client
-which only claims pays for neither Dagster nor Spark.
+compare.py runs these programs on other commits, whose modules may be elsewhere: a name is taken
+from the first of its modules that exists. It is imported on first use, so that a client which only
+claims imports neither Dagster nor Spark.
 """
 
 from importlib import import_module
@@ -63,10 +63,10 @@ MODULES = {
     "tidy": ("dataflow.folding", "store.item_folding"),
     "truths": ("dataflow.truth", "store.overview", "store.current_status"),
 }
-"""In which modules a name may be, below the package."""
+"""The modules in which a name may be, below the package."""
 
 WRITING = ("spark.staging", "spark.write", "spark.read", "spark.chunks")
-"""The module that writes a chunk and takes its evidence meanwhile."""
+"""The module that writes a chunk and collects its evidence."""
 
 
 def __getattr__(name: str) -> Any:
@@ -80,7 +80,7 @@ def __getattr__(name: str) -> Any:
 
 
 def writing() -> Any:
-    """The module whose `observed` a benchmark replaces."""
+    """Return the module whose `observed` a benchmark replaces."""
     [path] = [path for path in WRITING if _exists(f"{PACKAGE}.{path}")]
     return import_module(f"{PACKAGE}.{path}")
 
@@ -88,5 +88,5 @@ def writing() -> Any:
 def _exists(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent isn't there
+    except ModuleNotFoundError:  # its parent doesn't exist
         return False

@@ -1,10 +1,10 @@
-"""What the reconcile sensor costs: `python benchmarks/reconcile.py [--quick] [--database sqlite]`.
+"""The cost of the reconcile sensor: `benchmarks/reconcile.py [--quick] [--database sqlite]`.
 
-On PostgreSQL for the tables and for Dagster's storage (or both on SQLite): 10,000 new
-READY chunks through ticks as the sensor makes them; a tick with nothing new in front of 100,000
-chunks; ticks with 1,000 to 8,000 changes in front of them; the first ticks over 20,000 chunks of
-100 datasets, in a window. In the same run, Dagster's own public way of reporting a
-materialization, one by one. Exit code 0 if every target is met.
+On PostgreSQL for the tables and for Dagster's storage (or both on SQLite): 10,000 new READY chunks
+through the sensor's ticks; a tick without news on 100,000 chunks; ticks with 1,000 to 8,000
+changes; the first ticks over 20,000 chunks of 100 datasets, in a window. In the same run, Dagster's
+own public way of reporting a materialization, one by one. Exit code 0 if every target
+is met.
 """
 
 import os
@@ -42,10 +42,10 @@ NAMES = DataflowTranslator()
 PORTION = 10_000
 EXECUTIONS = 100
 DATASETS, WIDE_CHUNKS, WIDE_WINDOW = 100, 20_000, 500
-"""A domain with many datasets, and how many chunks of it the grid shows."""
+"""A domain with many datasets, and how many of its chunks the grid shows."""
 
 SCALES = {FULL: 1, QUICK: 10, SLICE: 10, TINY: 1000}
-"""By how much everything is smaller."""
+"""The factor by which everything is smaller."""
 
 STORAGE = """
 storage:
@@ -68,7 +68,7 @@ class Ticker:
         self.written = 0
 
     def tick(self) -> tuple[float, bool]:
-        """How long a tick took, and whether it left something to do."""
+        """Return the duration of a tick, and whether it left something to do."""
         start = time.perf_counter()
         done = reconcile(self.store, self.mirror, self.names, self.cursor)
         self.cursor, self.written = done.cursor, done.writes
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def places(sqlite: bool) -> Iterator[tuple[str, str]]:
-    """The address of the tables, and the text of a dagster.yaml."""
+    """Yield the address of the tables, and the text of a dagster.yaml."""
     if sqlite:
         with tempfile.TemporaryDirectory() as folder:
             yield f"sqlite:///{folder}/flow.db", "telemetry: {enabled: false}\n"
@@ -121,7 +121,7 @@ def measure(url: str, instance: dg.DagsterInstance, scale: int, report: Report) 
     new = PORTION // scale
     progress(f"{new} new READY chunks")
     chunks, each = [str(number) for number in range(new)], max(1, new // EXECUTIONS)
-    for start in range(0, new, each):  # each by a transaction, and so a run, of its own
+    for start in range(0, new, each):  # each in its own transaction, and so a run
         ready(store, "orders", chunks[start : start + each])
     began = time.process_time()
     ticks = ticker.until_done()
@@ -196,11 +196,11 @@ def measure(url: str, instance: dg.DagsterInstance, scale: int, report: Report) 
 
 
 def cost_of_runs(store: Store, ticker: Ticker, seconds: float, chunks: int) -> float:
-    """Milliseconds for a run by itself: of as many runs as that has chunks for, of one chunk each.
+    """Return the milliseconds per run: from as many runs as chunks, of one chunk each.
 
     Args:
-        seconds: How long so many chunks of few runs took.
-        chunks: So many.
+        seconds: How long `chunks` chunks of few runs took.
+        chunks: Their number.
     """
     runs = max(1, chunks // 10)
     for number in range(runs):
@@ -211,7 +211,7 @@ def cost_of_runs(store: Store, ticker: Ticker, seconds: float, chunks: int) -> f
 
 
 def wide(url: str, instance: dg.DagsterInstance, scale: int, report: Report) -> None:
-    """Many chunks of many datasets that share partitions, in a window."""
+    """Mirror many chunks of many datasets that share partitions, in a window."""
     store, mirror = open_store(url), Mirror(instance)
     store.init()
     names = [f"wide{number:03d}" for number in range(max(2, DATASETS // scale))]
@@ -220,7 +220,7 @@ def wide(url: str, instance: dg.DagsterInstance, scale: int, report: Report) -> 
     for source, output in pairwise(names):
         add_job(store, f"to {output}", [source], [output])
     chunks = [str(number) for number in range(WIDE_CHUNKS // scale)]
-    for name in reversed(names):  # so that no job could claim a chunk in between
+    for name in reversed(names):  # so that no job can claim a chunk in between
         progress(f"{len(chunks):,} chunks of {name}")
         ready(store, name, chunks)
     ticker = Ticker(store, mirror, Windowed())
@@ -234,7 +234,7 @@ def wide(url: str, instance: dg.DagsterInstance, scale: int, report: Report) -> 
 
 
 def public_way(instance: dg.DagsterInstance, events: int) -> float:
-    """Seconds per materialization, reported as Dagster's documentation says."""
+    """Return the seconds per materialization, reported as Dagster's documentation says."""
     start = time.perf_counter()
     for number in range(events):
         instance.report_runless_asset_event(

@@ -1,4 +1,4 @@
-"""What benchmarks share in what they say: options, tables, a verdict, a section of the document."""
+"""What the benchmarks share for output: options, tables, a verdict, a section of a document."""
 
 import argparse
 import datetime
@@ -26,39 +26,39 @@ FULL, QUICK, SLICE, TINY = "full", "quick", "slice", "tiny"
 def options(
     doc: str | None, arguments: Sequence[str] | None, **parts: Sequence[str]
 ) -> argparse.Namespace:
-    """Read the command line. Every program has the same options, and `parts` of its own.
+    """Read the command line. Every program has the same options, and its own `parts`.
 
     Args:
         doc: The description, which is the program's docstring.
-        arguments: The words after the program's name; None takes those of this process.
-        parts: For each option that picks a part of the program, what it may be.
+        arguments: The words after the program's name; None means those of this process.
+        parts: For each option that selects a part of the program, its choices.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
     parser.set_defaults(scale=FULL)
     sizes = parser.add_mutually_exclusive_group()
     for size, told in (
         (QUICK, "fewer and shorter rounds, smaller tables; the same targets"),
-        (SLICE, "one short turn of what is compared with a rival, for compare.py; no targets"),
-        (TINY, "seconds: only whether it runs and its results are right; no targets"),
+        (SLICE, "one short turn for compare.py: only the comparisons with a rival; no targets"),
+        (TINY, "seconds: only checks that it runs with correct results; no targets"),
     ):
         sizes.add_argument(f"--{size}", dest="scale", action="store_const", const=size, help=told)
     for name, choices in parts.items():
-        parser.add_argument(f"--{name}", choices=choices, help="a part of it")
+        parser.add_argument(f"--{name}", choices=choices, help="run only this part")
     parser.add_argument(
         "--record", action="store_true", help=f"write the program's section of {DOCUMENT.name}"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
     given = parser.parse_args(arguments)
     if given.record and (given.scale != FULL or any(getattr(given, name) for name in parts)):
-        parser.error("--record is for the whole program in full")
+        parser.error("--record needs the whole program at full size")
     return given
 
 
 class Report:
-    """The tables as they come, then each required number on a line, and whether all were met."""
+    """Tables as they are produced, then each required number on a line, and the verdict."""
 
     def __init__(self, program: str, given: argparse.Namespace, rivals: Sequence[str] = ()) -> None:
-        """Begin the report of a program; `rivals` are packages whose versions it tells."""
+        """Begin the report of a program; `rivals` are packages whose versions it names."""
         self.program, self.judges = program, given.scale in (FULL, QUICK)
         self._given, self._began = given, time.monotonic()
         self._versions = [f"{name} {_version(name)}" for name in rivals if _version(name)]
@@ -68,7 +68,7 @@ class Report:
         self._missed = 0
 
     def say(self, *lines: str) -> None:
-        """Print what the section of the document has, too."""
+        """Print lines that are also in the document's section."""
         for line in lines:
             print(line)
             self._printed.append(line)
@@ -87,7 +87,7 @@ class Report:
         aim: str = "",
         unit: str = "",
     ) -> None:
-        """A median that has to be at least, or at most, so much."""
+        """Require a median of at least, or at most, so much."""
         median = statistics.median(numbers)
         met = (least is None or median >= least) and (most is None or median <= most)
         self._missed += self.judges and not met
@@ -98,17 +98,17 @@ class Report:
         self._required.append((what, spread(numbers, unit), target, verdict))
 
     def compare(self, what: str, ratios: Sequence[float], *, better: str) -> None:
-        """Ratios to the rival of the same run, for compare.py; `better` is "more" or "less"."""
+        """Record ratios to the same run's rival, for compare.py; `better` is "more" or "less"."""
         self._ratios.append({"what": what, "ratios": list(ratios), "better": better})
 
     def absent(self, what: str) -> None:
-        """Something to compare with isn't there. That is a miss, but the tiny form goes on."""
+        """Report a missing rival. That counts as a miss, but the tiny form continues."""
         self.say(what)
         self._missed += self.judges
         self._required.append((what, "-", "-", "MISSED" if self.judges else "not judged"))
 
     def verdict(self) -> int:
-        """Print the required numbers, write what was asked for, and return the exit code."""
+        """Print the required numbers, write the requested files, and return the exit code."""
         print("\nRequired (median of the rounds, least–most)")
         widths = [max((len(line[i]) for line in self._required), default=0) for i in range(3)]
         for what, number, target, met in self._required:
@@ -148,7 +148,7 @@ class Report:
 
 
 def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table, whose first column names the rows."""
+    """Return the lines of a table, whose first column names the rows."""
     cells = [["", *columns], *rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(columns) + 1)]
     lines = []
@@ -159,7 +159,7 @@ def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def record(program: str, section: str) -> None:
-    """Put a program's section in its place in the document."""
+    """Put a program's section into its place in the document."""
     begin, end = BEGIN.format(f"{program}.py"), END.format(f"{program}.py")
     place = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     text = DOCUMENT.read_text()
@@ -169,7 +169,7 @@ def record(program: str, section: str) -> None:
 
 
 def commit() -> str:
-    """The commit that is measured, and whether what is measured differs from it."""
+    """Return the measured commit, and whether the working tree differs from it."""
     found = _git("rev-parse", "--short", "HEAD")
     changed = _git("status", "--porcelain", "--", "opendataflow_dagster", "sql", "benchmarks")
     return f"`{found or 'unknown'}`{' + changes' if changed else ''}"
@@ -196,7 +196,7 @@ def _circumstances(versions: Sequence[str]) -> str:
 
 
 def _version(name: str) -> str:
-    """The version of a package, or of the PostgreSQL that a wheel carries; empty without one."""
+    """The version of a package, or of the PostgreSQL in a wheel; "" if it isn't installed."""
     if name != "PostgreSQL":
         try:
             return version(name)

@@ -1,7 +1,7 @@
 """Who claims and finishes chunks on PostgreSQL: we, a bare loop (the limit), other job queues.
 
-Each is loaded in bulk by the parent process (`load`) and driven by a client (`Contender`). The
-tables of each are in a schema of its own, vacuumed and analyzed once loaded.
+Each is loaded in bulk by the parent process (`load`) and driven by a client (`Contender`). Each has
+its tables in its own schema, vacuumed and analyzed after loading.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from product import Fact, new_owner, open_store
 
 
 def connect(url: str, schema: str) -> psycopg.Connection:
-    """A plain connection whose statements are their own transactions."""
+    """Return a plain connection whose statements are their own transactions."""
     return psycopg.connect(url, autocommit=True, options=f"-c search_path={schema}")
 
 
@@ -31,7 +31,8 @@ class Ours(Contender):
         store = open_store(url)
         store.init()
         with connect(url, "dataflow") as connection:
-            # In this order: what is emptied first isn't judged, what comes last is judged once.
+            # In this order: tables emptied first aren't judged, and those filled last are judged
+            # once.
             connection.execute("truncate datastatus, dataevent, chunkfact, claim, pending")
             connection.execute("delete from job")
             loaded = ("bench_in", "loader", chunks), ("bench_out", "bench", done)
@@ -141,7 +142,7 @@ class Bare(Contender):
 
 
 class BareTake(Bare):
-    """The same without the done UPDATE: nobody could tell what has been finished."""
+    """The same without the done UPDATE: nobody could know what has been finished."""
 
     title = "bare loop: take alone"
     jobid = "take"
@@ -149,7 +150,7 @@ class BareTake(Bare):
 
 
 class _Async(Contender):
-    """A rival whose API is asynchronous: one event loop, uvloop, which runs for a whole slice."""
+    """A rival with an asynchronous API: one event loop, uvloop, which runs for a whole slice."""
 
     def __init__(self, url: str) -> None:
         import uvloop
@@ -191,7 +192,7 @@ class Procrastinate(_Async):
             connection.execute("drop schema if exists procrastinate cascade")
             connection.execute("create schema procrastinate")
             connection.execute(SchemaManager.get_schema().encode())
-            # A bulk load: its triggers are off, and what they would have written is written here.
+            # A bulk load: its triggers are off, and this writes what they would have written.
             connection.execute("set session_replication_role = replica")
             connection.execute(
                 "insert into procrastinate_jobs (queue_name, task_name, args, status, attempts) "
@@ -242,7 +243,7 @@ class Procrastinate(_Async):
 
 
 class PgQueuer(_Async):
-    """Queries.dequeue and log_jobs on its psycopg driver, without limits: its fastest way."""
+    """Queries.dequeue and log_jobs on its psycopg driver, without limits: its fastest mode."""
 
     title = "pgqueuer"
     package = "pgqueuer"
@@ -251,7 +252,7 @@ class PgQueuer(_Async):
 
     @classmethod
     def load(cls, url: str, chunks: int, done: int) -> None:
-        """It keeps what is done in another table, so only what is left counts."""
+        """It keeps finished chunks in another table, so only unfinished ones count."""
         with connect(url, cls.schema) as connection:
             connection.execute(f"drop schema if exists {cls.schema} cascade".encode())
             connection.execute(f"create schema {cls.schema}".encode())
@@ -306,7 +307,7 @@ class PgQueuer(_Async):
 
 
 class PgQueuerLimited(PgQueuer):
-    """With a limit of concurrency, out of reach: the dequeue then counts what is running."""
+    """With a concurrency limit that is never reached: the dequeue then counts what is running."""
 
     title = "pgqueuer, with a limit"
     schema = "pgqueuer_limited"
@@ -321,19 +322,19 @@ KEPT = (
     " and datasetid = 'bench_out' and status_after = 'READY'"
     " group by dataid having count(*) > 1) as doubled)"
 )
-"""Claims that nobody ended, chunks that are READY or wait, and chunks that became READY twice."""
+"""Claims left over, chunks that are READY or waiting, and chunks that became READY twice."""
 
 
 def judge(kept: tuple | None, chunks: int) -> None:
-    """Fail if a chunk is lost, or was finished twice."""
+    """Fail if a chunk was lost, or finished twice."""
     if kept != (0, chunks, 0):
         raise RuntimeError(
-            f"Of {chunks} chunks (claims left, chunks there, finished twice) are {kept}"
+            f"Of {chunks} chunks (claims left over, chunks found, finished twice): {kept}"
         )
 
 
 def fact(dataid: str) -> Fact:
-    """What a job tells of a chunk that it has produced."""
+    """Return what a job reports about a chunk that it has produced."""
     return Fact(
         "bench_out",
         dataid,
@@ -346,7 +347,7 @@ def fact(dataid: str) -> Fact:
 
 
 def fill(store: Any) -> None:
-    """Let all chunks of what was registered be judged: an older commit's trigger has done it."""
+    """Judge all chunks of a registration: on older commits, a trigger has already done it."""
     getattr(store, "fill", lambda: None)()
 
 

@@ -1,9 +1,9 @@
-"""What a job costs besides its script: `python benchmarks/runjob.py [--quick] [--only cold|all]`.
+"""The overhead of a job over its script: `benchmarks/runjob.py [--quick] [--only cold|all]`.
 
-Cold: one `odf run` of a script that does nothing, from process start to exit, against a bare Python
-process that imports the driver, connects, and sends the same statements (recorded from `odf run`).
-Catching up: `odf run --all` over 1,000 chunks, against a bare loop that starts the same script. All
-in turns, on both databases. Exit code 0 if every target is met.
+Cold: one `odf run` of a script that does nothing, from process start to exit, compared with a bare
+Python process that imports the driver, connects, and sends the same statements (recorded from
+`odf run`). Catching up: `odf run --all` over 1,000 chunks, compared with a bare loop that starts
+the same script. All in turns, on both databases. Exit code 0 if every target is met.
 """
 
 import compileall
@@ -47,7 +47,7 @@ else:
     psycopg.connect(sys.argv[1], autocommit=True).execute("select 1").fetchall()
 os.waitpid(os.posix_spawn(sys.argv[2], [sys.argv[2]], os.environ), 0)
 """
-"""What a change of ours can't change, so that two commits can be compared by it."""
+"""Unaffected by changes of ours, so two commits can be compared by it."""
 
 RUN, BARE, BARE_SCRIPT = "odf run", "bare process", "bare process that starts the script too"
 CONNECT = "process that connects and starts the script"
@@ -79,10 +79,10 @@ class Database:
         self.env = _environment(url)
 
     def fill(self, chunks: int) -> None:
-        """So many chunks that are ready to be run, by the job `bench`."""
+        """Write chunks that the job `bench` can run."""
         if self.url.startswith("sqlite"):
             path = Path(self.url.removeprefix("sqlite:///"))
-            LiteOurs.load(path, chunks + 1, 0)  # it takes the first one
+            LiteOurs.load(path, chunks + 1, 0)  # which claims the first one
         else:
             Ours.load(self.url, chunks, 0)
         with self._connection() as connection:
@@ -95,7 +95,7 @@ class Database:
                 )
 
     def following(self) -> tuple[str, int]:
-        """The chunk that is next, and the generation that its claim will get."""
+        """Return the next chunk, and the generation that its claim will get."""
         generation = (
             "last + 1 from generation"
             if self.url.startswith("sqlite")
@@ -122,7 +122,7 @@ class Database:
             ).fetchone()[0]
 
     def check(self, chunks: int) -> None:
-        """Fail if a chunk is lost, or was finished twice."""
+        """Fail if a chunk was lost, or finished twice."""
         if self.url.startswith("sqlite"):
             LiteOurs.check(Path(self.url.removeprefix("sqlite:///")), chunks + 1)
         else:
@@ -139,7 +139,7 @@ class Database:
 
 
 class _Closing:
-    """A SQLite connection that its `with` closes, as psycopg's does."""
+    """An SQLite connection that `with` closes, like psycopg's."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
@@ -176,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def cold(databases: list[Database], setting: Setting, report: Report) -> None:
-    """Whole processes, from start to exit."""
+    """Measure whole processes, from start to exit."""
     rounds, warm_up, samples = setting.cold, setting.warm_up, Samples()
     for database in databases:
         database.fill(3 * (rounds + warm_up) + 10)
@@ -214,7 +214,7 @@ def cold(databases: list[Database], setting: Setting, report: Report) -> None:
 
 
 def catch_up(databases: list[Database], setting: Setting, report: Report) -> None:
-    """`--all`, on top of a loop that starts the same script as often."""
+    """Measure `--all`, less a loop that starts the same script as often."""
     rounds, chunks, samples = setting.rounds, setting.chunks, Samples()
     loop = databases[0].folder / "loop.py"
     loop.write_text(LOOP)
@@ -264,7 +264,7 @@ def _file(database: Database, name: str) -> Path:
 
 
 def _wall(line: list[str], database: Database) -> float:
-    """Seconds from the start of a process to its end, which must be a success."""
+    """Return the seconds from the start of a process to its end, which must be a success."""
     quiet = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1)]
     log = str(database.folder / "log")
     quiet.append((os.POSIX_SPAWN_OPEN, 2, log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
@@ -278,7 +278,7 @@ def _wall(line: list[str], database: Database) -> float:
 
 
 def _environment(url: str) -> dict[str, str]:
-    """Ours without what would change how Python starts, or which database is meant."""
+    """Return our environment without variables that affect Python's start or select a database."""
     env = {
         name: value
         for name, value in os.environ.items()

@@ -1,4 +1,4 @@
-"""What one `odf run` sends to its database, and a bare Python process that sends the same.
+"""The statements that one `odf run` sends, and a bare Python process that sends the same.
 
 As a program it runs a job once and prints the statements as JSON: `python sent.py JOB SCRIPT`.
 """
@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from typing import Any
 
 SCRIPT = "the script runs"
-"""Stands in the list between the claim and the end."""
+"""Marks the script in the list, between the claim and the end."""
 
 
 def record(jobid: str, script: str) -> list[tuple[str, Any]]:
-    """Run a job for one chunk in this process: all that its drivers are given to execute."""
+    """Run a job for one chunk in this process; return all statements that its drivers execute."""
     import psycopg
     from product import RunLine, Scripts, execute
 
@@ -54,7 +54,7 @@ def record(jobid: str, script: str) -> list[tuple[str, Any]]:
 
 
 def recording(jobid: str, script: str, env: dict[str, str]) -> list[tuple[str, Any]]:
-    """The same in a process of its own, which nothing of it is left in."""
+    """Do the same in a separate process, which leaves nothing in this one."""
     line = [sys.executable, __file__, jobid, script]
     done = subprocess.run(line, env=env, capture_output=True, text=True)
     if done.returncode:
@@ -63,7 +63,7 @@ def recording(jobid: str, script: str, env: dict[str, str]) -> list[tuple[str, A
 
 
 def program(url: str, sent: list[tuple[str, Any]], *, starts_script: bool) -> str:
-    """A Python program that sends the statements of a recording; its arguments are the chunk, the
+    """Return a Python program that sends the recorded statements; its arguments are the chunk, the
     generation that its claim will get, and the script."""
     if url.startswith("sqlite:///"):
         lines = [
@@ -91,7 +91,7 @@ def program(url: str, sent: list[tuple[str, Any]], *, starts_script: bool) -> st
 
 
 def _value(name: str, value: Any) -> str:
-    """A parameter as Python: the chunk and its generation are the program's own arguments."""
+    """Return a parameter as Python: chunk and generation are the program's own arguments."""
     if name in ("dataid", "generation"):
         return name
     if name in ("dataids", "generations"):

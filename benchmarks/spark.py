@@ -1,9 +1,9 @@
-"""What chunks cost on Spark: `python benchmarks/spark.py [--quick] [--only NAME]`.
+"""The cost of chunks on Spark: `python benchmarks/spark.py [--quick] [--only NAME]`.
 
 files: 140 chunks of 50,000 rows from Parquet to Parquet: bare PySpark, our whole path (claim,
 evidence, publish, settle) one by one, and in micro-batches, in turns of 20 chunks. noop: a chunk of
-one row in a warm session, end to end. memory: of the driver over 600 chunks. result:
-of the driver while a pipeline writes a large result into one CSV file. The status tables are on
+one row in a warm session, end to end. memory: the driver's, over 600 chunks. result: the driver's
+memory while a pipeline writes a large result into one CSV file. The status tables are on
 PostgreSQL. Exit code 0 if every target is met.
 """
 
@@ -52,19 +52,19 @@ class Setting(NamedTuple):
     """How many, and how large."""
 
     blocks: int
-    """Times that the ways take turns, after one that warms up."""
+    """Rounds, after one that warms up."""
 
     block: int
-    """Chunks of one turn."""
+    """Chunks per turn."""
 
     rows: int
     noops: int
     warm: int
     looks: int
-    """Times that the memory is looked at."""
+    """How often memory is sampled."""
 
     every: int
-    """Chunks between two looks."""
+    """Chunks between two samples."""
 
     result: int
     """Rows of a pipeline's result, of 120 characters each."""
@@ -90,7 +90,7 @@ BARE, OURS, BATCH = "bare PySpark", "one by one", "micro-batches"
 
 
 def transformed(df: "DataFrame") -> "DataFrame":
-    """What the job does with a chunk, whoever runs it."""
+    """Return what the job computes from a chunk, in every variant."""
     return df.where("x < 0.9").selectExpr("*", "amount * 2 as total")
 
 
@@ -127,7 +127,7 @@ class Bench:
             add_job(self.store, name, inputs=[reads], outputs=[name])
 
     def arrive(self, ids: list[str]) -> None:
-        """Let the source's chunks be READY: what makes the input of them needs no files."""
+        """Mark the source's chunks as READY: the function that creates the input reads no files."""
         ready(self.store, "source", ids)
 
     def runner(self, jobid: str, fn: Callable[..., Any]) -> SparkRunner:
@@ -142,7 +142,7 @@ class Bench:
         )
 
     def run(self, runner: SparkRunner, chunks: int) -> None:
-        """Make so many chunks as `odf run --all` does."""
+        """Produce so many chunks, like `odf run --all`."""
         owner, done = new_owner(), 0
         with Scripts() as scripts:
             while done < chunks and (taken := runner.claim(owner, at_once(runner))):
@@ -155,12 +155,12 @@ class Bench:
 
 
 def at_once(runner: SparkRunner) -> int:
-    """How many chunks `odf run --all` would claim."""
-    return runner.at_once() if hasattr(runner, "at_once") else 1  # older ones know it themselves
+    """Return how many chunks `odf run --all` would claim."""
+    return runner.at_once() if hasattr(runner, "at_once") else 1  # older ones decide internally
 
 
 def files(bench: Bench, report: Report, setting: Setting) -> None:
-    """Chunks from Parquet to Parquet: ours against bare PySpark."""
+    """Measure chunks from Parquet to Parquet: ours against bare PySpark."""
     blocks, size, rows = setting.blocks, setting.block, setting.rows
     ids = [f"{at:04}" for at in range((blocks + 1) * size)]  # the first block warms up
     spark, samples = bench.spark, Samples()
@@ -211,7 +211,7 @@ def made(spark: "SparkSession", at: int, rows: int) -> "DataFrame":
 
 
 def same(bench: Bench) -> None:
-    """Fail unless all ways have made the same rows."""
+    """Fail unless all variants wrote the same rows."""
     counts = {
         name: bench.spark.read.parquet(str(bench.folder / name))
         .selectExpr("count(*)", "sum(id)", "sum(total)", "count(distinct dataid)")
@@ -223,7 +223,7 @@ def same(bench: Bench) -> None:
 
 
 def noop(bench: Bench, report: Report, setting: Setting) -> None:
-    """A chunk of one row, in a session that is warm."""
+    """Measure a chunk of one row, in a warm session."""
     count, warm = setting.noops, setting.warm
     ids = [f"{at:04}" for at in range(count + warm)]
     bench.arrive(ids)
@@ -245,7 +245,7 @@ def noop(bench: Bench, report: Report, setting: Setting) -> None:
 
 
 def memory(bench: Bench, report: Report, setting: Setting) -> None:
-    """What the driver keeps at the first look, and at the last."""
+    """Measure what the driver holds at the first sample, and at the last."""
     count, every = setting.looks * setting.every, setting.every
     if not count:
         return
@@ -279,7 +279,7 @@ def run(df: DataFrame) -> DataFrame:
 
 
 def result(bench: Bench, report: Report, setting: Setting) -> None:
-    """What the driver takes at most while a pipeline writes a result that is larger than that."""
+    """Measure the driver's peak while a pipeline writes a result larger than its memory."""
     if not setting.result:
         return
     root = bench.folder / "project"
@@ -323,7 +323,7 @@ def result(bench: Bench, report: Report, setting: Setting) -> None:
 
 
 def used(spark: "SparkSession") -> tuple[float, float]:
-    """MB that Java's heap holds after collection, and of this process."""
+    """Return the MB that Java's heap holds after collection, and of this process."""
     gc.collect()
     jvm: Any = spark._jvm
     for _ in range(3):

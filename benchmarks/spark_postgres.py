@@ -1,7 +1,7 @@
-"""PostgreSQL by Spark, with and without JDBC: `python benchmarks/spark_postgres.py [--quick]`.
+"""PostgreSQL in Spark, with and without JDBC: `python benchmarks/spark_postgres.py [--quick]`.
 
 A table of 2 million rows × 8 columns is read into Parquet, whole in 4 parts and by chunks of
-100,000, and written back as a chunk, by ours and by Spark's own JDBC reader and writer with the
+100,000, and written back as a chunk: by us, and by Spark's own JDBC reader and writer with the
 machine's jar, in turns. Each required ratio is the median of the rounds' own ratios. Exit code 0
 if all are met.
 """
@@ -47,12 +47,12 @@ checkpoint;
 
 
 def chunk_of(rows: int) -> int:
-    """The rows of a chunk."""
+    """Return the number of rows per chunk."""
     return min(CHUNK, rows // 4)
 
 
 class Contest:
-    """The same rows by ours and by JDBC."""
+    """The same rows, read and written by us and by JDBC."""
 
     def __init__(
         self, spark: Any, base: psycopg.Connection, rows: int, folder: str, jar: bool
@@ -111,7 +111,7 @@ class Contest:
         frame.write.mode("overwrite").parquet(self.folder + "/rows")
 
     def check(self, way: str) -> None:
-        """Fail if a write has lost rows, or written them twice."""
+        """Fail if a write lost rows, or wrote them twice."""
         if way.endswith("write"):
             table = "target" if way.startswith("ours") else "plain"
             found = self.base.execute(f"select count(*), count(distinct id) from {table}".encode())
@@ -119,7 +119,7 @@ class Contest:
                 raise RuntimeError(f"{way} didn't write {self.rows} rows")
 
     def clear(self) -> None:
-        """What a write leaves is no burden of the next one's."""
+        """Empty the tables, so that a write doesn't slow down the next one."""
         self.base.execute("truncate target, plain")
         self.base.execute("checkpoint")
 
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(server: Server, report: Report, rows: int, rounds: int, jar: bool) -> None:
-    """All of it; without the jar, ours alone."""
+    """Measure everything; without the jar, only ours."""
     spark = spark_session(
         {
             "spark.master": "local[2]",
@@ -185,7 +185,7 @@ def measure(server: Server, report: Report, rows: int, rounds: int, jar: bool) -
 
 
 def compare(contest: Contest, rounds: int, samples: Samples) -> None:
-    """All in turns; every other round in the opposite order, the first one doesn't count."""
+    """Run all in turns; every other round in the opposite order; the first one doesn't count."""
     chunks = 6 if rounds > 1 else 1
     ways: list[tuple[Callable[[], int], int]] = [
         (contest.ours_whole, 1),

@@ -1,12 +1,12 @@
 """Items over HTTP: `python benchmarks/stream.py [--quick] [--database postgres|sqlite] [--only …]`.
 
-A warm `odf serve` on a small project, with its worker beside it. Eight client processes post items
-for 20 seconds, 50 a second in all, then 50 each: how long until an item is acknowledged, and
-from then until it is READY; and that none is lost or there twice. The limit, in the same run: the
-same clients at the same pace, each with a bare INSERT and commit per item. Then server and worker
-are killed in the middle and started again. At last 200,000 items (with `--full` 1,000,000) go
-through the pipeline in order, and are folded a minute after they are done: what memory server and
-worker have then, and how large the tables are. Exit code 0 if every target is met.
+A warm `odf serve` on a small project, with its worker. Eight client processes post items for 20
+seconds, 50 a second in total, then 50 each. Measured: how long until an item is acknowledged, how
+long from then until it is READY, and that none is lost or duplicated. The limit, in the same run:
+the same clients at the same pace, each with a bare INSERT and commit per item. Then server and
+worker are killed halfway and restarted. Finally, 200,000 items (with `--full` 1,000,000) go through
+the pipeline in order, and are folded a minute after they are finished: measured are the memory of
+server and worker, and the size of the tables. Exit code 0 if every target is met.
 """
 
 import contextlib
@@ -44,12 +44,12 @@ ODF = Path(sys.executable).with_name("odf")
 
 
 class Setting(NamedTuple):
-    """How many clients, for how long, and how many items a second in all."""
+    """How many clients, for how long, and how many items a second in total."""
 
     clients: int
     seconds: float
     kill: float
-    """Seconds of items, in the middle of which server and worker are killed."""
+    """Seconds of items; server and worker are killed halfway."""
 
     rates: tuple[int, ...] = (50, 400)
     long: int = 0
@@ -68,16 +68,16 @@ MOST_LONG = 1_000_000
 """Items of the last part with `--full`."""
 
 POST = 100
-"""Items in a post of the last part."""
+"""Items per post in the last part."""
 
 BACKLOG = 3_000
-"""Items that wait before the sender of the last part does, too."""
+"""Waiting items at which the sender of the last part waits, too."""
 
 FOLD_AFTER = 60
 """Seconds after which items are folded in the last part."""
 
 LARGEST = 20
-"""Megabytes of the tables once all items are folded."""
+"""The most megabytes of the tables once all items are folded."""
 
 YML = """
 name: bench
@@ -103,7 +103,7 @@ PRODUCTS = 200
 
 
 class Sent(NamedTuple):
-    """An item that was acknowledged: when, after how long, and as which chunk."""
+    """An acknowledged item: when, after how long, and as which chunk."""
 
     name: str
     dataid: str
@@ -167,7 +167,7 @@ class Serving:
         return {}
 
     def kill(self) -> None:
-        """Kill the server, its worker and all that they have started."""
+        """Kill the server, its worker, and all processes that they started."""
         assert self.process is not None
         tree = [*psutil.Process(self.process.pid).children(recursive=True), self.process]
         for process in tree:
@@ -181,7 +181,7 @@ class Serving:
             self.process.wait(60)
 
     def ready(self) -> dict[str, float]:
-        """When each item became READY, by dataid, in seconds since 1970."""
+        """Return when each item became READY, by dataid, in seconds since 1970."""
         at = (
             "extract(epoch from at)"
             if self.url.startswith("p")
@@ -203,7 +203,7 @@ class Serving:
             time.sleep(0.5)
 
     def memory(self) -> tuple[float, float]:
-        """Megabytes of the server and of its worker's Python process; Java has its own limit."""
+        """The MB of the server and of its worker's Python process; Java has its own limit."""
         assert self.process is not None
         server = psutil.Process(self.process.pid)
         worker = [each for each in server.children() if "java" not in each.name()]
@@ -213,7 +213,7 @@ class Serving:
         )
 
     def megabytes(self) -> float:
-        """How large the tables are, with their indexes."""
+        """Return the size of the tables, with their indexes."""
         if self.url.startswith("p"):
             text = (
                 "select sum(pg_total_relation_size(c.oid)) as size from pg_class c "
@@ -227,7 +227,7 @@ class Serving:
         )
 
     def written(self) -> Counter[str]:
-        """How often each item is in the destination."""
+        """Return how often each item is in the destination."""
         with (self.root / "output" / "live.csv").open(newline="") as file:
             return Counter(row["name"] for row in csv.DictReader(file))
 
@@ -236,7 +236,7 @@ class Serving:
 
 
 def post(port: int, token: str, names: Sequence[str], start: float, pace: float) -> list[Sent]:
-    """Post items, each at its moment; one that isn't acknowledged is sent again with its key."""
+    """Post items, each at its time; one that isn't acknowledged is sent again with its key."""
     sent: list[Sent] = []
     connection: http.client.HTTPConnection | None = None
     for number, name in enumerate(names):
@@ -270,7 +270,7 @@ def post(port: int, token: str, names: Sequence[str], start: float, pace: float)
 
 
 def insert(url: str, names: Sequence[str], start: float, pace: float) -> list[Sent]:
-    """A bare INSERT and commit per item, each at its moment."""
+    """Run a bare INSERT and commit per item, each at its time."""
     if url.startswith("postgres"):
         connection: Any = psycopg.connect(url, autocommit=True)
         text = "insert into bare (name, payload) values (%s, %s)"
@@ -311,7 +311,7 @@ def all_at_once(
     seconds: float,
     clients: int,
 ) -> Any:
-    """What all clients send, so many a second in all, evenly spread: a result to wait for."""
+    """Send from all clients at an even pace; return a result to wait for."""
     pace, start = clients / rate, time.time() + 0.5
     count = max(1, int(rate * seconds / clients))
     jobs = [
@@ -331,7 +331,7 @@ def together(result: Any, seconds: float) -> list[Sent]:
 
 
 def stream(port: int, token: str, name: str, first: int, count: int) -> int:
-    """Post items in their order, many at a time, as fast as they are taken; how many."""
+    """Post items in order, many at a time, as fast as they are accepted; return how many."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     for start in range(first, first + count, POST):
         numbers = range(start, min(start + POST, first + count))
@@ -401,7 +401,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def paces(pool: Any, serving: Serving, name: str, setting: Setting, report: Report) -> None:
-    """50 a second in all, and 50 a second of each client; and the limit."""
+    """Measure 50 a second in total, 50 a second per client, and the limit."""
     make_bare(serving.url)
     columns, rows = [], []
     seconds, clients = setting.seconds, setting.clients
@@ -453,7 +453,7 @@ def paces(pool: Any, serving: Serving, name: str, setting: Setting, report: Repo
 
 
 def killed(pool: Any, serving: Serving, name: str, setting: Setting, report: Report) -> None:
-    """Server and worker are killed in the middle, and started again."""
+    """Kill server and worker halfway, and restart them."""
     rate, seconds = setting.rates[0], setting.kill
     progress(f"{name}: kill -9 in the middle of {seconds:g} s")
     address = (serving.port, serving.token)
@@ -484,9 +484,9 @@ def killed(pool: Any, serving: Serving, name: str, setting: Setting, report: Rep
 
 
 def long(pool: Any, serving: Serving, name: str, count: int, report: Report) -> None:
-    """Many items through one pipeline, in order, until all of them are folded."""
-    if report.judges:  # a pace and a kill have looked at the history of items, which goes
-        if serving.process is None:  # which registers the pipeline
+    """Send many items through one pipeline, in order, until all of them are folded."""
+    if report.judges:  # the earlier parts have checked the items' history, which is deleted here
+        if serving.process is None:  # starting it registers the pipeline
             serving.start()
             serving.wait_until_warm()
         serving.stop()
@@ -550,7 +550,7 @@ def long(pool: Any, serving: Serving, name: str, count: int, report: Report) -> 
 
 
 class Lines:
-    """The rows of a growing CSV file, of which only what is new is read to count them."""
+    """The rows of a growing CSV file; only new ones are read, to count them."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._at, self._count = path, 0, 0
@@ -570,15 +570,15 @@ class Lines:
 
 
 def _fold_all(serving: Serving, report: Report) -> None:
-    """Wait until every item is folded; in the tiny form let them be old, and fold them here.
+    """Wait until every item is folded; in the tiny form, age them and fold them here.
 
-    The worker folds beside us: what it has taken, we don't count.
+    The worker folds in parallel: what it has locked isn't counted here.
     """
     store, deadline = serving.store, time.monotonic() + (600 if report.judges else 30)
     while store.db.query("select 1 from streamitem limit 1"):
         if time.monotonic() > deadline:
             if report.judges:
-                break  # the size of the tables tells
+                break  # the size of the tables shows it
             raise RuntimeError("Not all items were folded")
         if not report.judges:
             for table, column in (("streamitem", "received"), ("chunkfact", "at")):
@@ -588,11 +588,11 @@ def _fold_all(serving: Serving, report: Report) -> None:
     if not report.judges:
         product.tidy(store)
         return
-    time.sleep(15)  # what is folded last is tidied after it
+    time.sleep(15)  # the last fold is followed by a cleanup
 
 
 def _tenth(samples: Sequence[tuple[int, float, float]], count: int, tenth: int, at: int) -> float:
-    """The median of what was measured within a tenth of the items."""
+    """Return the median of the samples within a tenth of the items."""
     found = [each[at] for each in samples if tenth * count <= each[0] * 10 < (tenth + 1) * count]
     return statistics.median(found or [samples[-1][at]])
 
@@ -600,7 +600,7 @@ def _tenth(samples: Sequence[tuple[int, float, float]], count: int, tenth: int, 
 def _wrong(
     serving: Serving, sent: Sequence[Sent], ready: dict[str, float], report: Report
 ) -> tuple[int, int]:
-    """How many acknowledged items are lost, and how many are there twice."""
+    """Return how many acknowledged items are lost, and how many are duplicated."""
     written = serving.written()
     lost = sum(item.dataid not in ready or not written[item.name] for item in sent)
     chunks = Counter(item.dataid for item in sent)

@@ -1,10 +1,10 @@
 """From READY to the start of the next script, under `odf work`: `benchmarks/wake.py [--quick]`.
 
-A chunk is declared READY at random moments by this process, as another host would. `odf work` runs
-the job that reads it, and then the job after that one. The first delay is from the commit here to
-the start of the first script; the second from the first job's READY to the start of the second one.
-In turns, and in the same run, another `odf work` polls each second: its database sends no notices.
-Exit code 0 if 95 of 100 wait at most 100 ms when they are told.
+This process declares a chunk READY at random times, as another host would. `odf work` runs the job
+that reads it, and then the job after that. The first delay is from this commit to the start of the
+first script; the second, from the first job's READY to the start of the second script. In turns, in
+the same run, another `odf work` polls each second: its database sends no notices. Exit code 0 if 95
+of 100 wait at most 100 ms with notices.
 """
 
 import os
@@ -28,10 +28,10 @@ from tests.support.postgres import Server  # noqa: E402
 
 CHUNKS = {FULL: 60, QUICK: 30, SLICE: 20, TINY: 2}
 MOST_SECONDS = 0.1
-"""What 95 of 100 chunks may wait."""
+"""The most seconds that 95 of 100 chunks may wait."""
 
 LONGEST_GAP_SECONDS = 1.2
-"""Seconds between two chunks, at most: less would tell when the next look comes."""
+"""The most seconds between two chunks: a constant pause would be in step with the polling."""
 
 FLOW = """
 flow: wake
@@ -99,7 +99,7 @@ class Host:
         )
 
     def delays(self, dataid: str) -> tuple[float, float]:
-        """Declare a chunk READY: seconds until the first script, and from its READY to the next."""
+        """Declare a chunk READY; return the delays of the first script and of the second."""
         ready(self.store, "raw", [dataid])
         since = time.time()
         first, second = self._started("first", dataid), self._started("second", dataid)
@@ -125,10 +125,10 @@ class Host:
 
 
 def measure(ways: dict[str, Host], chunks: int) -> dict[str, tuple[list[float], list[float]]]:
-    """The delays of each way, which take turns: what is noise for one is noise for the other."""
+    """Return the delays of each variant, in turns: noise affects both."""
     delays: dict[str, tuple[list[float], list[float]]] = {way: ([], []) for way in ways}
     for host in ways.values():
-        host.delays("0")  # the first one pays for connections and plans
+        host.delays("0")  # the first one includes connections and plans
     for number in range(1, chunks + 1):
         for way, host in ways.items():
             progress(f"{way}: {number} of {chunks}")
@@ -139,7 +139,7 @@ def measure(ways: dict[str, Host], chunks: int) -> dict[str, tuple[list[float], 
 
 
 def share(numbers: list[float], part: float) -> float:
-    """What so large a part of some numbers doesn't exceed."""
+    """Return the number that a given share of some numbers doesn't exceed."""
     return sorted(numbers)[max(0, -int(-part * len(numbers) // 1) - 1)]
 
 

@@ -1,4 +1,4 @@
-"""This repository's own code location: the demo's, from its folder; wiring only."""
+"""This repository's own code location: the demo's, loaded from its folder."""
 
 import os
 import runpy
@@ -12,7 +12,7 @@ demo = os.path.abspath(os.environ.get("ODF_DEMO") or "odf-demo")
 written = os.path.join(demo, "definitions.py")
 
 if os.path.exists(written):
-    sys.path.insert(0, demo)  # jobs.py is beside it
+    sys.path.insert(0, demo)  # where jobs.py is
     defs: dg.Definitions = runpy.run_path(written)["defs"]
 else:  # `odf demo --scripts`
     defs = build_definitions(

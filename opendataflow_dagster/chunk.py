@@ -15,7 +15,7 @@ ERROR, WARN = "ERROR", "WARN"
 
 
 class JobContext(Protocol):
-    """What is known of a job while one of its chunks is made."""
+    """What is known of a job while it produces a chunk."""
 
     plan: Plan
     locations: dict[str, str]
@@ -27,7 +27,7 @@ class JobContext(Protocol):
 
 
 class Lease(Protocol):
-    """What keeps a claim alive, and hears if somebody else has taken it over."""
+    """Keeps a claim alive, and knows whether another worker has recovered its chunk."""
 
     def lost(self, claim: Claim) -> bool: ...
 
@@ -39,7 +39,21 @@ class ChunkFailed(DataflowError):
 
 
 class Place(NamedTuple):
-    """A dataset of a job: its registration, and what is known of this chunk of it."""
+    """A dataset of a job: its registration, and what is known of this chunk of it.
+
+    Attributes:
+        datasetid: The dataset.
+        columns: Its registration: the columns of the table `dataset`, without the password.
+        location: Where the chunk is, or will be published.
+        generation: The generation of an input's chunk.
+        rows: How many rows the input's chunk has, if known.
+        fingerprint: A value that is equal for equal data, if known.
+        validated: Whether the input's chunk passed its checks; None: it had none.
+        store: The store that the generation belongs to.
+
+    Example:
+        Place("sales", {"datasetid": "sales", "format": "csv"}, "/data/sales/dataid=2026-03-01")
+    """
 
     datasetid: str
     columns: Mapping[str, str | None]
@@ -53,7 +67,21 @@ class Place(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a function tells of a dataset's chunk that it has made."""
+    """What a function reports about a dataset's chunk that it has produced.
+
+    Attributes:
+        rows: How many rows the chunk has.
+        bytes: How large it is.
+        fingerprint: A value that is equal for equal data, by which stale chunks are found.
+        location: Where the chunk is, if it isn't in its usual place.
+        metadata: Further entries, shown by `odf why` and Dagster.
+        schema: The columns and types, as JSON.
+        replaces: Whether the chunk has replaced all other chunks of its dataset.
+        checks: Results of checks that the function ran itself.
+
+    Example:
+        return Result(rows=1200, metadata={"source": "api"})
+    """
 
     rows: int | None = None
     bytes: int | None = None
@@ -68,13 +96,25 @@ class Result(NamedTuple):
 
 
 class Unpublished(Result):
-    """What is known of data that is in hand, and is published after the checks."""
+    """What is known of data that is complete, but published only after its checks."""
 
     __slots__ = ()
 
 
 class Checked(NamedTuple):
-    """The answer of one check."""
+    """The result of one check.
+
+    Attributes:
+        name: The check.
+        datasetid: The dataset that was checked.
+        passed: Whether the chunk passed.
+        message: What is wrong, if it didn't.
+        metadata: Further entries, shown by Dagster.
+        severity: `ERROR` fails the chunk, `WARN` only warns.
+
+    Example:
+        Checked("has_rows", "checked", passed=rows > 0, message="The chunk is empty.")
+    """
 
     name: str
     datasetid: str
@@ -86,7 +126,20 @@ class Checked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The chunk in hand, as user code gets it; `results` are what it returned, for checks."""
+    """The chunk to produce, as user code receives it.
+
+    Attributes:
+        claim: The claim that this worker holds.
+        inputs: By dataset, the chunk to read.
+        outputs: By dataset, the place to write to.
+        environment: The variables that a script of the job would get.
+        results: What the function returned, by dataset; for checks.
+
+    Example:
+        def check(chunk: Chunk) -> None:
+            path = chunk.inputs["sales"].location
+            print(f"{chunk.jobid} checks {chunk.dataid} in {path}")
+    """
 
     claim: Claim = field(repr=False)
     inputs: Mapping[str, Place]
@@ -107,14 +160,17 @@ class Chunk:
         outputs: Mapping[str, str | Place] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> "Chunk":
-        """A chunk without tables, to call a function with it in a test.
+        """Return a chunk without tables, to call a function with it in a test.
 
         Args:
-            dataid: The chunk.
-            job: The job that makes it.
+            dataid: The chunk's dataid.
+            job: The job that produces it.
             inputs: By dataset, its place: a path, or a `Place` with more.
-            outputs: The same of what the job writes.
-            environment: What the job sets.
+            outputs: The same for the datasets that the job writes.
+            environment: The job's environment variables.
+
+        Example:
+            check(Chunk.sample("2026-03-01", inputs={"sales": tmp_path / "sales"}))
         """
 
         def places(given: Mapping[str, str | Place] | None) -> dict[str, Place]:
@@ -150,15 +206,15 @@ class Chunk:
         return bool(self._job and self._job.plan.today)
 
     def with_results(self, results: Mapping[str, Result]) -> "Chunk":
-        """The chunk as checks see it, with what was told of its outputs."""
+        """Return the chunk as checks see it, with the results of its outputs."""
         return replace(self, results=results)
 
     def password(self, datasetid: str) -> str | None:
-        """The password of a dataset, decrypted now: keep it no longer than needed."""
+        """Return the password of a dataset, decrypted now: keep it no longer than needed."""
         return self._job.password(datasetid) if self._job else None
 
     def bounds(self, datasetid: str) -> tuple[str, str | None, int | None] | None:
-        """Which rows of a dataset that has been split are the chunk: lower, upper, modulus."""
+        """Return which rows of a split dataset the chunk has: lower bound, upper bound, modulus."""
         if (store := self._store) is None:
             return None
         known = {"datasetid": datasetid, "dataid": self.dataid}
@@ -166,15 +222,15 @@ class Chunk:
         return rows[0] if rows else None
 
     def alive(self) -> bool:
-        """Whether the claim is ours, as of the last heartbeat."""
+        """Whether this worker held the claim at the last heartbeat."""
         return not (self._pulse and self._pulse.lost(self.claim))
 
     def holds(self, seconds: float) -> bool:
-        """Whether nobody else can take the chunk over for so many seconds, if nothing is heard."""
+        """Whether nobody else can recover the chunk for this many seconds without a heartbeat."""
         return self._pulse is None or self._pulse.holds(self.claim, seconds)
 
     def check(self) -> None:
-        """Raise `StaleClaim` if somebody else has taken the chunk over."""
+        """Raise `StaleClaim` if another worker has recovered the chunk."""
         if not self.alive():
             raise stale_claim([self.claim])
 

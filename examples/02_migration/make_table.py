@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make the table that is to be migrated."""
+"""Create the table to migrate."""
 
 import sqlite3
 

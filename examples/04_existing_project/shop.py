@@ -1,11 +1,11 @@
-"""The project as it was: an asset, and a schedule that makes it every morning."""
+"""The project before OpenDataFlow: an asset, and a schedule that materializes it every morning."""
 
 import dagster as dg
 
 
 @dg.asset
 def shops() -> list[str]:
-    """The shops that there are."""
+    """The list of shops."""
     return ["harbour", "north", "south"]
 
 

@@ -1,4 +1,4 @@
-"""What a day has brought; it knows no Dagster and no tables."""
+"""What a day has brought in; this module needs neither Dagster nor the tables."""
 
 import csv
 import os
@@ -8,7 +8,7 @@ from opendataflow_dagster import Result
 
 
 def revenue(source: str, target: str, day: str) -> Result:
-    """Write a day's revenue per shop, in one move, and tell how many rows that are."""
+    """Write a day's revenue per shop in one step, and report the number of rows."""
     found: Counter[str] = Counter()
     with open(f"{source}/{day}.csv", encoding="utf-8") as file:
         for shop, cents in csv.reader(file):

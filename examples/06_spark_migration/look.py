@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Read the lake as anybody does: all chunks are one dataset."""
+"""Read the lake like any other Parquet dataset: all chunks are one dataset."""
 
 import pyarrow.dataset
 

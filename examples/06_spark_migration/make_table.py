@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Make the table that is to be migrated: in big.db, or in the database of PostgreSQL that is named.
+"""Create the table to migrate: in big.db, or in the PostgreSQL database that is named.
 
-Of its amounts, which can't be negative, one is.
+Amounts can't be negative, but one of them is.
 """
 
 import os

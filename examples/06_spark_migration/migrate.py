@@ -1,4 +1,4 @@
-"""A chunk of `orders` on its way to the lake: where both are, and which rows, the tables know."""
+"""Migrate a chunk of `orders` to the lake; the tables know both places, and which rows it has."""
 
 from pyspark.sql import DataFrame
 

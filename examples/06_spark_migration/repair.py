@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Correct the amount that is wrong, where make_table.py has made the table."""
+"""Correct the wrong amount in the table that make_table.py created."""
 
 import sqlite3
 import sys

@@ -1,4 +1,4 @@
-"""What makes assets of a job: a Python function, a script, a function of DataFrames."""
+"""Assets from a Python function, a script, or a function of DataFrames."""
 
 import inspect
 import os
@@ -35,7 +35,7 @@ DECLARED = "dataflow_declared"
 """The attribute of assets whose job is declared in Python: its `DeclaredAssets`."""
 
 LOST_CLAIM_POLL_SECONDS = 1.0
-"""Seconds between two looks at whether a running script has lost its claim; then it is ended."""
+"""Seconds between two checks whether a running script has lost its claim; then it is ended."""
 
 
 def dataflow_assets(
@@ -50,37 +50,43 @@ def dataflow_assets(
     checks: Iterable[ChunkCheck] = (),
     **options: Any,
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
-    """Make assets of a function that makes one chunk: `fn(chunk)`.
+    """Turn a function that produces one chunk, `fn(chunk)`, into assets.
 
-    It may also take Dagster's `context`, a `config` and resources: `fn(chunk, context:
+    The function may also take Dagster's `context`, a `config` and resources: `fn(chunk, context:
     dg.AssetExecutionContext, config: OurConfig, api: OurResource)`. It returns None, a `Result`, or
-    what is to be published as the chunk: a frame, an Arrow table, bytes, a Path. For several
-    datasets, a dict: dataset → one of these. One of `@spark_job`, or with a parameter that is a
-    DataFrame of Spark, is given the chunks of its inputs; with `pyspark=True`, the resource of that
-    name has its session. The other options are those of `assets_of_job`.
+    the data to publish as the chunk: a frame, an Arrow table, bytes, or a Path. If the job writes
+    several datasets, it returns a dict: dataset → one of these. A function of `@spark_job`, or with
+    a parameter that is a Spark DataFrame, receives the chunks of its inputs as frames.
 
-    The job is one of `dataflow`; or, with `outputs`, it is declared here, and no database is read.
-    Give the assets of such a job to `build_definitions`, which knows the jobs around it.
+    Without `dataflow`, the job is declared here, by `outputs`, and no database is read. Pass its
+    assets to `build_definitions`, which knows the jobs around it.
 
     Args:
-        job: The job. One that is declared here is called like the function by itself.
-        dataflow: The tables, or the `Flow`, that have the job.
+        job: The job; by default, a job declared here is named like the function.
+        dataflow: Where the job is registered: the tables, or a `Flow`.
         inputs: The datasets that the job reads, by id or as a `Dataset`; `today` is the date.
         outputs: The datasets that it writes.
         policy: The dials that it sets, such as `{"max_attempts": 3}`.
-        environment: Variables that it gets, in `chunk.environment`.
-        translator: How datasets, chunks and jobs are called in Dagster.
-        checks: Functions that look at a chunk before it becomes READY.
+        environment: Variables for the function, in `chunk.environment`.
+        translator: Names datasets, chunks and jobs in Dagster.
+        checks: Functions that check a chunk before it becomes READY.
+        options: Dagster's options for the step, such as `pool`, `retry_policy` or `group_name`;
+            and `pyspark=True`, which takes the Spark session from the resource `pyspark`.
+
+    Raises:
+        WrongUse: The arguments name no job or two, or nothing provides a parameter of the function.
 
     Example:
         @dataflow_assets(inputs=["sales"], outputs=["checked"])
-        def check(chunk: Chunk): ...
+        def check(chunk: Chunk) -> Result:
+            rows = copy_valid_rows(chunk.inputs["sales"].location,
+            chunk.outputs["checked"].location) return Result(rows=rows)
     """
     links = list(inputs), list(outputs)
     _refuse_unclear(job, dataflow, *links)
 
     def assets_of_function(fn: Callable[..., Any]) -> dg.AssetsDefinition:
-        inner = getattr(fn, "fn", fn)  # of a SparkJob
+        inner = getattr(fn, "fn", fn)  # a SparkJob wraps its function
         described: dict[str, Any] = {"description": inspect.getdoc(inner)} | options
         described["runs"] = f"function `{inner.__module__}.{_name_of(fn)}`"
         build = spark_assets if is_spark_function(fn) else _python_assets
@@ -104,23 +110,23 @@ def dataflow_assets(
 def _refuse_unclear(
     job: str | None, dataflow: Source | None, inputs: Sequence[Any], outputs: Sequence[Any]
 ) -> None:
-    """Refuse what doesn't say which job it is, or says so twice."""
+    """Refuse arguments that name no job, or name one twice."""
     if (dataflow is None or job is None) and not outputs:
         raise WrongUse(
-            "@dataflow_assets needs the job and what knows it (job=…, dataflow=…), or what the job "
+            "@dataflow_assets needs either a registered job (job=…, dataflow=…), or what the job "
             "reads and writes (inputs=[…], outputs=[…])."
         )
     if dataflow is not None and (inputs or outputs):
         raise WrongUse(
-            "@dataflow_assets has both `dataflow`, which knows the job, and what it reads and "
-            "writes. Leave out `dataflow`; or `inputs` and `outputs`."
+            "@dataflow_assets has both `dataflow`, which knows the job, and what the job reads and "
+            "writes. Leave out `dataflow`, or leave out `inputs` and `outputs`."
         )
 
 
 class DeclaredAssets(NamedTuple):
-    """What a job declares in Python, and how its assets are made among other jobs.
+    """What a job declares in Python, and how to build its assets among other jobs.
 
-    Alone, a job doesn't know the name of its domain, which the datasets around it tell.
+    On its own, a job doesn't know its domain's name: that depends on the datasets around it.
     """
 
     flow: Flow
@@ -129,7 +135,7 @@ class DeclaredAssets(NamedTuple):
 
 
 def _name_of(fn: Callable[..., Any]) -> str:
-    inner = getattr(fn, "fn", fn)  # of a SparkJob
+    inner = getattr(fn, "fn", fn)  # a SparkJob wraps its function
     return getattr(inner, "__name__", type(inner).__name__)
 
 
@@ -140,7 +146,7 @@ def _declared(
     policy: Mapping[str, Any],
     environment: Mapping[str, str],
 ) -> Flow:
-    """A flow of one job."""
+    """Return a flow of one job."""
     datasets: dict[str, Dataset] = {}
 
     def named(items: Iterable[str | Dataset]) -> list[str]:
@@ -165,12 +171,12 @@ def _python_assets(
     pyspark: bool = False,
     **options: Any,
 ) -> dg.AssetsDefinition:
-    """The assets of a function that takes a `Chunk`, and publishes what it returns."""
+    """Return the assets of a function that takes a `Chunk` and whose result is published."""
     if pyspark:
         name = getattr(fn, "__name__", fn)
         raise WrongUse(
-            f"pyspark=True is for functions of DataFrames, and {name} of job {jobid!r} is none. "
-            "Annotate its inputs as DataFrame, or put @spark_job on it."
+            f"pyspark=True is for functions of DataFrames, which {name} of job {jobid!r} isn't. "
+            "Annotate its inputs as DataFrame, or decorate it with @spark_job."
         )
     given, code = given_to(fn, jobid), code_of_function(fn)
 
@@ -196,15 +202,31 @@ def script_assets(
     stop_grace: float = 10.0,
     **options: Any,
 ) -> dg.AssetsDefinition:
-    """Make assets of a script: a program, or a program and its arguments; no shell is involved.
+    """Turn a script into assets: a program, or a program and its arguments. No shell is involved.
 
-    It gets the environment of `odf run`, and what it prints is in the step's log. Its exit code
-    says how the chunk ended. When the run is terminated it has `stop_grace` seconds to end. The
-    options are those of `assets_of_job`.
+    The script gets the environment of `odf run`, and its output goes to the step's log. Its exit
+    code says how the chunk ended.
+
+    Args:
+        job: The job that the script runs.
+        script: The program, or the program and its arguments.
+        dataflow: Where the job is registered: the tables, or a `Flow`.
+        translator: Names datasets, chunks and jobs in Dagster.
+        checks: Functions that check a chunk before it becomes READY.
+        stop_grace: Seconds that the script has to end when its run is terminated.
+        options: Dagster's options for the step, such as `pool`, `retry_policy` or `group_name`.
+
+    Raises:
+        WrongUse: The options include `config_schema`, which a script can't receive.
+
+    Example:
+        assets = script_assets("loadbob", "./loadbob.sh", dataflow=DataflowResource())
     """
     argv = [script] if isinstance(script, str) else list(script)
     if "config_schema" in options:
-        raise WrongUse(f"The script of job {job!r} can't see a config. Leave out config_schema.")
+        raise WrongUse(
+            f"The script of job {job!r} can't receive a config. Leave out config_schema."
+        )
 
     def prepare(context: dg.AssetExecutionContext, values: Mapping[str, Any]) -> Maker:
         try:
@@ -230,7 +252,7 @@ def script_assets(
 def script_compute(
     argv: list[str], *, stop_grace: float = 10.0
 ) -> Callable[[Chunk], dict[str, Result]]:
-    """What runs a script for a chunk."""
+    """Return what runs a script for a chunk."""
 
     def compute(chunk: Chunk) -> dict[str, Result]:
         env = dict(chunk.environment)
@@ -241,7 +263,8 @@ def script_compute(
                 files.heed(chunk.holds(look_every))
                 return chunk.alive()
 
-            # Its own handlers stand in for Dagster's while it runs: they end the whole script.
+            # The script's own handlers replace Dagster's while it runs: they end its whole process
+            # tree.
             with Scripts(stop_grace=stop_grace) as scripts:
                 ended = scripts.run(
                     argv,
@@ -274,10 +297,10 @@ def spark_assets(
     pyspark: bool = False,
     **options: Any,
 ) -> dg.AssetsDefinition:
-    """The assets of a function of DataFrames; what it expects are checks of the assets.
+    """Return the assets of a function of DataFrames; its expectations are checks of the assets.
 
     `pyspark` takes the session from the resource of that name, a `SparkResource` or a
-    `LazyPySparkResource`, instead of one with what `dataflow.properties` says of Spark.
+    `LazyPySparkResource`, instead of a session with the settings of `dataflow.properties`.
     """
     job = as_spark_job(function)
     catalog = catalog_in(dataflow)
@@ -285,7 +308,7 @@ def spark_assets(
         return no_assets(jobid, flaw)
     plan = catalog.jobs[jobid]
     by_dagster = filled_by_dagster(job.fn, jobid)
-    # A fault in the function is reported at load, not in tonight's run.
+    # Report a fault in the function when the location loads, not in tonight's run.
     replace(job, fn=without(job.fn, by_dagster)).arguments(plan)
     if pyspark:
         options["required_resource_keys"] = {
@@ -317,7 +340,7 @@ def spark_assets(
 def _session_of(
     context: dg.AssetExecutionContext, jobid: str, pyspark: bool
 ) -> Callable[[], "SparkSession"]:
-    """What gives the session of Spark when the first chunk needs it."""
+    """Return a function that gives the Spark session when the first chunk needs it."""
 
     def from_resource() -> "SparkSession":
         from ..spark.session import has_ended
@@ -325,7 +348,7 @@ def _session_of(
         session = getattr(context.resources, PYSPARK_KEY).spark_session
         if has_ended(session):
             raise SessionError(
-                f"The session of resource {PYSPARK_KEY!r} has ended. Launch the run again."
+                f"The Spark session of resource {PYSPARK_KEY!r} has ended. Launch the run again."
             )
         return session
 
@@ -339,9 +362,9 @@ def _session_of(
 
 
 def _about(rule: Rule) -> str | None:
-    """What a rule asks, for the page of its asset check."""
+    """Describe a rule for the page of its asset check."""
     if says := getattr(rule, "says", ""):
         return f"Rows that {says} fail it."
     if columns := rule.columns:
-        return f"{', '.join(columns)}: no two rows have the same."
+        return f"{', '.join(columns)}: no two rows have the same values."
     return inspect.getdoc(getattr(rule, "fn", None)) if hasattr(rule, "fn") else None

@@ -30,10 +30,10 @@ from .step import DEFAULT_BATCH_CHUNKS
 from .translator import DataflowTranslator
 
 IO_MANAGER_KEY = "dataflow_io_manager"
-"""The key of the IO manager, so that a project's own stays what it is."""
+"""The key of the IO manager, so that the project's own stays unchanged."""
 
 ALL = "*"
-"""All datasets that no job here writes, where `elsewhere` names it."""
+"""In `elsewhere`: all datasets that no job here writes."""
 
 OWN_JOBS = (None, "dagster")
 """The values of `runs_in` of jobs that the catch-up sensor launches."""
@@ -43,22 +43,22 @@ class LaunchOptions(TypedDict, total=False):
     """What watches the tables of a code location, and what launches runs."""
 
     sensors: bool
-    """Whether it has the sensors; True by default."""
+    """Whether to add the sensors; True by default."""
     schedules: bool
-    """Whether jobs that read `today` have schedules; True by default."""
+    """Whether to add schedules for jobs that read `today`; True by default."""
     operators: bool
-    """Whether it has the jobs of `operator_jobs`, by which a person resubmits, holds or releases
+    """Whether to add the jobs of `operator_jobs`, with which a person resubmits, holds or releases
     chunks in the UI; True by default."""
     automatic: bool
-    """Whether what launches runs, the catch-up sensor and the schedules, is on from the start;
-    otherwise you switch it on in the UI."""
+    """Whether what launches runs, the catch-up sensor and the schedules, is on from the start.
+    Otherwise you switch it on in the UI."""
     apply: bool | None
-    """Whether the reconcile sensor adds to the tables what they lack of the flow; it changes and
-    removes nothing. By default, it adds to the embedded SQLite alone."""
+    """Whether the reconcile sensor registers what the tables lack of the flow; it changes and
+    removes nothing. By default, it registers only in the embedded SQLite."""
     outside: OutsideOptions | None
-    """What becomes of the runs that show what was executed outside Dagster."""
+    """What happens to the runs that show work done outside Dagster."""
     runs_per_job: int
-    """How many runs of a job the catch-up sensor has at a time; 1 by default."""
+    """How many runs of a job the catch-up sensor keeps at a time; 1 by default."""
     batch: int
     """How many chunks such a run claims; 500 by default."""
 
@@ -93,22 +93,26 @@ def build_definitions(
             `@dataflow_assets(inputs=…, outputs=…)` are added to it.
         assets: Assets of `@dataflow_assets`, and any other assets of yours.
         functions: By job, the function that runs it: `fn(chunk)` or `fn(chunk, context)`.
-        scripts: By job, the script that runs it; or a folder, of which every executable file
-            counts that is called like a job.
-        options: By job, what Dagster is told of its step and assets, such as
+        scripts: By job, the script that runs it; or a folder, of which every executable file named
+            like a job is used.
+        options: By job, Dagster's options for its step and assets, such as
             `{"report": {"pool": "few", "retry_policy": dg.RetryPolicy()}}`, see `JobOptions`.
         checks: Checks of the datasets that functions and scripts write.
         jobs: Show only the datasets of these jobs.
-        elsewhere: Jobs that another call in this code location runs, and datasets that it shows:
-            they are its assets. `["*"]` are all datasets that no job here writes.
+        elsewhere: Jobs that another call in this code location runs, and datasets that it shows.
+            `["*"]` means all datasets that no job here writes.
         projects: Folders with a project.yml, whose pipelines are jobs and assets, see
-            `pipeline_assets`. With them, the steps of a run share one process and its session of
-            Spark, unless `executor` says otherwise.
-        catalog: What is registered, if that is known already.
-        pyspark: What has the session for functions of DataFrames, for pipelines and for the IO
+            `pipeline_assets`. With them, the steps of a run share one process and its Spark
+            session, unless `executor` says otherwise.
+        catalog: What is registered, if you have read it already.
+        pyspark: Provides the session for functions of DataFrames, for pipelines and for the IO
             manager: a `SparkResource`, or a `LazyPySparkResource` of dagster-pyspark.
         executor: Runs the steps of the location's runs.
         launch: What watches the tables and launches runs, see `LaunchOptions`.
+
+    Raises:
+        WrongUse: Arguments contradict each other, name an unknown job, or define an asset twice.
+        FlowError: The flow can't be read, or isn't valid.
 
     Example:
         defs = build_definitions(flow="flow.yml")
@@ -144,7 +148,7 @@ class _Code(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """What definitions are built from: what is known of datasets and jobs, and the tables."""
+    """What definitions are built from: the catalog of datasets and jobs, and the tables."""
 
     dataflow: DataflowResource
     catalog: Catalog
@@ -159,7 +163,7 @@ class _Source(NamedTuple):
         functions: Mapping[str, Callable[..., Any]],
         scripts: Mapping[str, Script] | Path | None,
     ) -> None:
-        """Add what runs jobs: what the call names comes before what the flow says."""
+        """Add what runs jobs; arguments of the call override the flow."""
         if self.code is not None:
             runners.expect(self.code.flow)
         runners.add_given(assets, functions, scripts, chosen)
@@ -171,7 +175,7 @@ class _Source(NamedTuple):
 
 
 def _code(flow: Flow | Path | None, assets: Iterable[Any], *, caller: str) -> _Code | None:
-    """The flow with the jobs that assets declare; without one, they are a flow of their own."""
+    """The flow with the jobs that assets declare; without a flow, they are one of their own."""
     declared = [found.flow for item in assets if (found := getattr(item, DECLARED, None))]
     if flow is None and not declared:
         return None
@@ -189,25 +193,25 @@ def _code(flow: Flow | Path | None, assets: Iterable[Any], *, caller: str) -> _C
 
 
 def _shown(path: str) -> str:
-    """A path as a person in this folder would write it."""
+    """Return a path as a person in this folder would write it."""
     below = os.path.relpath(path)
     return os.path.abspath(path) if below.startswith(os.pardir) else below
 
 
 def _joined(flow: Flow, own: Flow) -> Flow:
-    """A flow with the job that is declared in Python, and its datasets."""
+    """Return a flow extended by the job that is declared in Python, and its datasets."""
     datasets = {dataset.datasetid: dataset for dataset in flow.datasets}
     for dataset in own.datasets:
         if datasets.setdefault(dataset.datasetid, dataset) != dataset:
             raise WrongUse(
-                f"Dataset {dataset.datasetid!r} is declared twice, with different values. Name it "
-                "by its id in one of the places."
+                f"Dataset {dataset.datasetid!r} is declared twice, with different values. In one "
+                "of the places, refer to it by its id."
             )
     for job in own.jobs:
         if (other := flow.job(job.jobid)) is not None:
             raise WrongUse(
                 f"Job {job.jobid!r} is declared twice: by @dataflow_assets(outputs=…) and "
-                f"{f'in {other.where}' if other.where else 'beside it'}. Leave out one of them."
+                f"{f'in {other.where}' if other.where else 'in Python'}. Leave out one of them."
             )
     return replace(flow, datasets=list(datasets.values()), jobs=[*flow.jobs, *own.jobs])
 
@@ -219,7 +223,7 @@ def _source(
     catalog: Catalog | None,
     folders: list[ProjectFolder],
 ) -> _Source:
-    """The flow is the source if one is given, or if there is nothing but jobs of Python."""
+    """Choose the source: a flow if one is given, or if all jobs are declared in Python."""
     if flow is not None and catalog is not None:
         raise WrongUse("Definitions are built from a flow or from a catalog. Leave one out.")
     if code is None or (flow is None and (dataflow or catalog or folders)):
@@ -253,9 +257,9 @@ def _from_tables(
     catalog: Catalog | None,
     folders: list[ProjectFolder],
 ) -> _Source:
-    """Build from what is registered, with the jobs that the pipelines are and Python declares.
+    """Build from what is registered, plus the pipelines and the jobs that Python declares.
 
-    With a `catalog` given, the database is left alone: a code location loads without it.
+    With a given `catalog`, the database isn't needed: a code location loads without it.
     """
     if dataflow is None:
         make = catalog is None
@@ -286,7 +290,7 @@ class _Launch:
         self._is_automatic = options.get("automatic", False)
 
     def definitions(self, io_manager: Any, pyspark: Any) -> dict[str, Any]:
-        """The resources, and the sensors, schedules and jobs that are wanted."""
+        """Return the resources, and the requested sensors, schedules and jobs."""
         wanted, operators = self.options.get, operator_jobs(self.runners.translator)
         shared = SharedTables.of(self.source.dataflow)
         metadata = shared.add(self._part(), self.source.code.flow.name if self.source.code else "")
@@ -304,7 +308,7 @@ class _Launch:
         }
 
     def _part(self) -> LocationPart:
-        """What this call adds to its code location."""
+        """Return what this call adds to its code location."""
         flow, command = self.source.code or (None, "")
         return LocationPart(
             self.runners.translator,
@@ -340,7 +344,7 @@ class _Launch:
         )
 
     def _own_targets(self) -> dict[str, dg.AssetsDefinition]:
-        """What runs the jobs that Dagster starts: the flow may leave one to `odf work` or cron."""
+        """What runs the jobs that Dagster starts; the flow may leave some to `odf work` or cron."""
         jobs = self.source.code.flow.jobs if self.source.code else ()
         others = {job.jobid for job in jobs if job.runs_in not in OWN_JOBS}
         return {

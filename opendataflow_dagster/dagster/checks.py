@@ -1,4 +1,4 @@
-"""Checks of what a job has made: they gate READY, chunk by chunk."""
+"""Checks of a job's output that decide, chunk by chunk, whether it becomes READY."""
 
 import re
 import traceback
@@ -19,7 +19,7 @@ MAX_TRACE_CHARACTERS = 4000
 
 @dataclass(frozen=True)
 class ChunkCheck:
-    """A function that looks at a chunk of one dataset before it becomes READY."""
+    """A function that checks a chunk of one dataset before it becomes READY."""
 
     name: str
     fn: Callable[[Chunk], Any]
@@ -28,7 +28,7 @@ class ChunkCheck:
     description: str | None = None
 
     def run(self, chunk: Chunk) -> Checked:
-        """The function's answer; an exception is a No that says why."""
+        """Return the function's answer; an exception counts as a failure that says why."""
         datasetid = self.dataset or next(iter(chunk.outputs))
         severity = ERROR if self.blocking else WARN
         try:
@@ -47,7 +47,7 @@ class ChunkCheck:
             )
 
     def spec(self, translator: DataflowTranslator) -> dg.AssetCheckSpec:
-        """The asset check that Dagster shows."""
+        """Return the asset check that Dagster shows."""
         return dg.AssetCheckSpec(
             self.name,
             asset=translator.asset_key(self.dataset or ""),
@@ -63,10 +63,21 @@ def dataflow_check(
     name: str | None = None,
     description: str | None = None,
 ) -> Callable[[Callable[[Chunk], Any]], ChunkCheck]:
-    """Make a check of a function that takes the chunk and answers True, False, or what is wrong.
+    """Turn a function into a check: it takes the chunk and returns True, False, or what is wrong.
 
-    A chunk that fails a blocking check is FAILED; one that fails another is READY with a warning.
-    `dataset` may be left out where the job writes one only.
+    A chunk that fails a blocking check becomes FAILED. One that fails a check that doesn't block
+    becomes READY with a warning.
+
+    Args:
+        dataset: The dataset to check; not needed if the job writes only one.
+        blocking: Whether a failure keeps the chunk from becoming READY.
+        name: The check's name; by default, the function's.
+        description: Shown in Dagster; by default, the function's docstring.
+
+    Example:
+        @dataflow_check(dataset="checked")
+        def has_rows(chunk: Chunk) -> bool | str:
+            return chunk.results["checked"].rows > 0 or "The chunk is empty."
     """
 
     def as_check(fn: Callable[[Chunk], Any]) -> ChunkCheck:
@@ -77,13 +88,13 @@ def dataflow_check(
 
 
 def bind_checks(checks: Iterable[ChunkCheck], plan: Plan) -> list[ChunkCheck]:
-    """The checks with the dataset that each is for, which the job has to write."""
+    """Return the checks, each with its dataset, which the job has to write."""
     found = []
     for check in checks:
         if check.dataset is None and len(plan.outputs) != 1:
             raise WrongUse(
-                f"Which dataset is check {check.name!r} for? Job {plan.jobid!r} writes "
-                f"{', '.join(plan.outputs)}. Use @dataflow_check(dataset=…)."
+                f"Check {check.name!r} names no dataset, and job {plan.jobid!r} writes "
+                f"{', '.join(plan.outputs)}. Choose one: @dataflow_check(dataset=…)."
             )
         datasetid = check.dataset or plan.outputs[0]
         if datasetid not in plan.outputs:
@@ -98,9 +109,9 @@ def bind_checks(checks: Iterable[ChunkCheck], plan: Plan) -> list[ChunkCheck]:
 def evaluation(
     checked: Checked, translator: DataflowTranslator, partition: str
 ) -> dg.AssetCheckEvaluation:
-    """A check's answer for one chunk as Dagster keeps it.
+    """Return a check's answer for one chunk, as Dagster stores it.
 
-    It isn't `blocking` there: we have blocked the chunk already, and its alone.
+    It isn't `blocking` in Dagster: we have already blocked the chunk, and only that chunk.
     """
     warn = checked.severity != ERROR
     return dg.AssetCheckEvaluation(
@@ -121,13 +132,13 @@ _RECORDED = re.compile(r"(?:^|; )(\w+) (passed|failed)(?:: (.*?))?(?=; \w+ (?:pa
 def recorded_evaluations(
     line: str | None, validated: bool | None, asset: dg.AssetKey, partition: str
 ) -> list[dg.AssetCheckEvaluation]:
-    """The answers of checks that ran outside Dagster, by the line that the tables have of them."""
+    """Return the answers of checks that ran outside Dagster, from the line in the tables."""
     return [
         dg.AssetCheckEvaluation(
             asset_key=asset,
             check_name=name,
             passed=answer == "passed",
-            # A chunk that is valid with a check that failed has got a warning.
+            # A chunk that is valid although a check failed: that check only warns.
             severity=dg.AssetCheckSeverity.WARN if validated else dg.AssetCheckSeverity.ERROR,
             description=message or None,
             blocking=False,
@@ -152,7 +163,7 @@ def _answer(returned: Any, name: str, datasetid: str, severity: str) -> Checked:
             getattr(returned, "metadata", None) or {},
             WARN if WARN in (own, severity) else ERROR,
         )
-    if isinstance(returned, bool) or type(returned).__name__ in ("bool", "bool_"):  # numpy's too
+    if isinstance(returned, bool) or type(returned).__name__ in ("bool", "bool_"):  # numpy's, too
         return Checked(name, datasetid, bool(returned), "", {}, severity)
     return Checked(
         name,

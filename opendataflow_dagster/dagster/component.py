@@ -1,4 +1,4 @@
-"""OpenDataFlow in YAML: the attributes of `build_definitions`, with the registration as state."""
+"""OpenDataFlow in YAML: the arguments of `build_definitions` as attributes of a component."""
 
 import importlib
 import logging
@@ -26,17 +26,17 @@ from .pipeline_assets import Projects, tables_of
 from .resources import DataflowResource
 from .translator import DataflowTranslator
 
-# Components of the same tables have the same state on purpose: what is registered there.
+# Components on the same tables share their state on purpose: it is what is registered there.
 warnings.filterwarnings("ignore", "Multiple components have the same defs state key: OpenDataFlow")
 
 DEV_VARIABLE = "DAGSTER_IS_DEV_CLI"
-"""Set where `dg dev` or `dagster dev` loads a location, and so writes its state by itself."""
+"""Set where `dg dev` or `dagster dev` loads a location, which then writes its state itself."""
 
 _log = logging.getLogger("opendataflow_dagster")
 
 SCAFFOLD = """\
 # OpenDataFlow: every dataset is an asset and every chunk a partition, as the tables say.
-# `dg utils refresh-defs-state` reads again what is registered; `dg dev` does it at each start.
+# `dg utils refresh-defs-state` reads the registrations again; `dg dev` does so at each start.
 type: {type}
 
 attributes:
@@ -48,28 +48,28 @@ attributes:
   # A flow.yml, whose datasets and jobs are shown instead of the tables': no database is read.
   # flow: ../flow.yml
 
-  # What runs the jobs: scripts by job, or a folder with scripts that are called like their jobs.
+  # What runs the jobs: a script for each job, or a folder with scripts named like their jobs.
   # Paths are relative to this file.
   # scripts:
   #   loadbob: ./loadbob.sh
   #   extract: [./extract.py, --fast]
 
-  # Python functions by job: `def fn(chunk)`, or of DataFrames of Spark, in a module of this
+  # Python functions by job: `def fn(chunk)`, or a function of Spark DataFrames, in a module of this
   # project, or in a file beside this one (`./reports.py:report`).
   # functions:
   #   report: my_project.reports.report
 
-  # What Dagster is told of the step of a job that a script or a function runs.
+  # Dagster's options for the step of a job that a script or a function runs.
   # options:
   #   report:
   #     pool: few
   #     retry_policy: {{max_retries: 3, delay: 30}}
 
-  # A folder with a project.yml, or several: each pipeline becomes an asset with a step for each of
-  # its transformations. Without `url` and `config`, the tables are those of `odf pipeline run`.
+  # A folder with a project.yml, or several: each pipeline becomes an asset with a step for each
+  # transformation. Without `url` and `config`, the tables are those of `odf pipeline run`.
   # project: ../shop
 
-  # Settings of Spark's session for functions and pipelines, over those of dataflow.properties.
+  # Settings of the Spark session for functions and pipelines; they override dataflow.properties.
   # spark:
   #   spark.master: local[4]
 
@@ -80,19 +80,19 @@ attributes:
   #   group_name: sales
   #   tags: {{team: data}}
 
-  # The reconcile sensor keeps the grid as the tables are. What launches runs is off until you
-  # switch it on in the UI, or here with `automatic: true`.
+  # The reconcile sensor keeps the grid equal to the tables. The sensor and the schedules that
+  # launch runs are off until you switch them on in the UI, or here with `automatic: true`.
   sensors: true
   schedules: true
   automatic: false
 
-  # The jobs by which a person resubmits, holds or releases chunks in the launchpad.
+  # Jobs with which a person resubmits, holds or releases chunks in the launchpad.
   operators: true
 """
 
 
 class Scaffolder(dg.Scaffolder):
-    """Writes a defs.yaml that works as it is and explains what else there is."""
+    """Writes a defs.yaml that works as it is and explains the other attributes."""
 
     def scaffold(self, request: dg.ScaffoldRequest) -> None:
         if request.scaffold_format != "yaml":
@@ -105,7 +105,7 @@ class Scaffolder(dg.Scaffolder):
 
 
 class Translation(dg.Model, dg.Resolvable):
-    """What should differ from the translator's own; texts may be templates."""
+    """What should differ from the translator's defaults; texts may be templates."""
 
     key: str | None = None
     key_prefix: str | list[str] | None = None
@@ -127,7 +127,7 @@ class Retries(dg.Model):
 
 
 class StepOptions(dg.Model):
-    """What Dagster is told of a job's step and assets: the `JobOptions` that a file can say."""
+    """Dagster's options for a job's step and assets: the `JobOptions` that YAML can express."""
 
     pool: str | None = None
     op_tags: dict[str, Any] | None = None
@@ -143,11 +143,11 @@ def _options(context: dg.ResolutionContext, given: Any) -> dict[str, JobOptions]
 
 
 def _job_options(context: dg.ResolutionContext, model: Any) -> JobOptions:
-    """The options of one job."""
+    """Return the options of one job."""
     fields = dict(context.resolve_value(model.model_dump(exclude_none=True)))
     if "kinds" in fields:
         fields["kinds"] = set(fields["kinds"])
-    if "code_version" in fields:  # YAML takes 3 for a number
+    if "code_version" in fields:  # YAML reads 3 as a number
         fields["code_version"] = str(fields["code_version"])
     if retries := fields.get("retry_policy"):
         words = {"backoff": dg.Backoff, "jitter": dg.Jitter}
@@ -157,7 +157,7 @@ def _job_options(context: dg.ResolutionContext, model: Any) -> JobOptions:
 
 
 Translate = Callable[[dg.AssetSpec, CatalogDataset, frozenset[str]], dict[str, Any]]
-"""The values of a translation, for a dataset: of some of its fields."""
+"""Returns the values of some fields of a translation, for a dataset."""
 
 KEYS = frozenset({"key", "key_prefix"})
 LOOKS = frozenset(Translation.model_fields) - KEYS
@@ -187,7 +187,7 @@ def _translation(context: dg.ResolutionContext, model: Any) -> Translate | None:
 
 
 def _paths(context: dg.ResolutionContext, given: Any) -> Any:
-    """Paths in a YAML file are relative to it: those with a slash, or of a folder or a file."""
+    """Resolve paths relative to their YAML file: those with a slash, or of a folder or file."""
     folder = dg.ComponentLoadContext.from_resolution_context(context).path
     value = context.resolve_value(given)
     if isinstance(value, str):
@@ -198,7 +198,7 @@ def _paths(context: dg.ResolutionContext, given: Any) -> Any:
 
 
 def _folders(context: dg.ResolutionContext, given: Any) -> list[str] | None:
-    """Folders of projects, as paths that are relative to the YAML file."""
+    """Return folders of projects, with paths relative to the YAML file."""
     value = context.resolve_value(given)
     if value is None:
         return None
@@ -208,7 +208,7 @@ def _folders(context: dg.ResolutionContext, given: Any) -> list[str] | None:
 
 
 def _program(folder: Path, script: str | list[str]) -> list[str]:
-    """A program and its arguments; a bare name is looked up in PATH, as `odf run` does."""
+    """Return a program and its arguments; a bare name is looked up in PATH, as `odf run` does."""
     program, *arguments = [script] if isinstance(script, str) else script
     if "/" in program:
         program = os.path.join(folder, os.path.expanduser(program))
@@ -216,9 +216,9 @@ def _program(folder: Path, script: str | list[str]) -> list[str]:
 
 
 def _function(context: dg.ResolutionContext, name: str) -> Callable[..., Any]:
-    """A function by its dotted name, or as `module:function` or `path/file.py:function`.
+    """Return a function by its dotted name, or as `module:function` or `path/file.py:function`.
 
-    A name that begins with a dot is beside the YAML file, and so is a path that is relative.
+    Names that begin with a dot, and relative paths, are relative to the YAML file.
     """
     value = context.resolve_value(name, as_type=str)
     module, _, attribute = value.rpartition(":" if ":" in value else ".")
@@ -228,7 +228,7 @@ def _function(context: dg.ResolutionContext, name: str) -> Callable[..., Any]:
     if module.endswith(".py"):
         path = os.path.join(loading.path, os.path.expanduser(module))
         if not os.path.isfile(path):
-            raise WrongUse(f"There is no file {path}. Correct its name in the YAML file.")
+            raise WrongUse(f"There is no file {path}. Correct the path in the YAML file.")
         module = module_of_file(path)
     elif module.startswith("."):
         folders = loading.path.relative_to(loading.defs_module_path).parts
@@ -240,7 +240,7 @@ def _function(context: dg.ResolutionContext, name: str) -> Callable[..., Any]:
 
 
 class YamlTranslator(DataflowTranslator):
-    """The names and looks that a YAML file tells."""
+    """The names and looks that a YAML file sets."""
 
     def __init__(self, translate: Translate) -> None:
         self._translate = translate
@@ -249,7 +249,7 @@ class YamlTranslator(DataflowTranslator):
     def asset_key(self, datasetid: str) -> dg.AssetKey:
         if datasetid not in self._keys:
             key = super().asset_key(datasetid)
-            # The mirror asks for keys of datasets of which it knows the id only.
+            # The mirror asks for keys of datasets of which it knows only the id.
             values = self._translate(dg.AssetSpec(key), CatalogDataset(datasetid, {}), KEYS)
             if values.get("key"):
                 key = dg.AssetKey.from_user_string(values["key"])
@@ -269,7 +269,13 @@ class YamlTranslator(DataflowTranslator):
 class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
     """The datasets and jobs of a flow.yml, or of OpenDataFlow's tables, as assets.
 
-    What is registered in the tables is kept as state, so that a reload needs no database.
+    The registrations in the tables are kept as state, so that a reload needs no database.
+
+    Example:
+        # defs.yaml
+        type: opendataflow_dagster.OpenDataFlowComponent
+        attributes:
+          flow: ../flow.yml
     """
 
     url: str | None = None
@@ -277,7 +283,9 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
     user: str | None = None
     config: Annotated[
         str | None,
-        dg.Resolver(_paths, model_field_type=str | None, description="Of dataflow.properties."),
+        dg.Resolver(
+            _paths, model_field_type=str | None, description="The path of dataflow.properties."
+        ),
     ] = None
     timezone: str | None = None
     flow: Annotated[
@@ -294,7 +302,7 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
         dg.Resolver(
             _paths,
             model_field_type=str | dict[str, str | list[str]] | None,
-            description="A folder, or by job the script (and arguments) that runs it.",
+            description="A folder of scripts; or by job, the script (and arguments) that runs it.",
         ),
     ] = None
     functions: Annotated[
@@ -304,7 +312,7 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
                 given and {jobid: _function(context, name) for jobid, name in given.items()}
             ),
             model_field_type=dict[str, str] | None,
-            description="By job, the function that makes its chunks.",
+            description="By job, the function that produces its chunks.",
         ),
     ] = None
     options: Annotated[
@@ -312,7 +320,7 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
         dg.Resolver(
             _options,
             model_field_type=dict[str, StepOptions] | None,
-            description="By job, what Dagster is told of its step: pool, retry_policy and others.",
+            description="By job, Dagster's options for its step: pool, retry_policy and others.",
         ),
     ] = None
     project: Annotated[
@@ -320,7 +328,7 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
         dg.Resolver(
             _folders,
             model_field_type=str | list[str] | None,
-            description="Folders with a project.yml, whose pipelines are assets.",
+            description="Folders with a project.yml, whose pipelines become assets.",
         ),
     ] = None
     spark: dict[str, Any] | None = None
@@ -332,7 +340,7 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
             _translation,
             model_field_type=Translation | None,
             inject_before_resolve=False,
-            description="How datasets are called and shown; `data` is the dataset in templates.",
+            description="Names and looks of the datasets; `data` is the dataset in templates.",
         ),
     ] = None
     sensors: bool = True
@@ -345,20 +353,20 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
 
     @property
     def defs_state_config(self) -> DefsStateConfig:
-        # Short, and the same on another machine.
+        # Short, and equal on every machine.
         where = "/".join((redact(self.url or "") or self.config or "here").split("/")[-2:])
         if self.schema_name:
             where += f"#{self.schema_name}"
-        if self.flow is not None:  # which needs no state, and mustn't overwrite the tables'
+        if self.flow is not None:  # a flow needs no state, and mustn't overwrite the tables'
             where += ", flow"
         return DefsStateConfig.from_args(
             self.defs_state, default_key=f"OpenDataFlowComponent[{where}]"
         )
 
     def write_state_to_path(self, state_path: Path) -> None:
-        """Write what is registered; with the database away, what was stays.
+        """Write what is registered; if the database is away, keep what was written before.
 
-        A flow needs no state: what it declares is read at each load.
+        A flow needs no state: its declarations are read at each load.
         """
         if self.flow is not None:
             state_path.write_text("{}", encoding="utf-8")
@@ -372,7 +380,7 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
             text = dataflow.catalog().to_json()
         except NoDatabase as error:
             if state_path.exists():
-                _log.warning("What was registered before is shown: %s.", first_line(error))
+                _log.warning("Showing what was registered before: %s.", first_line(error))
             elif os.environ.get(DEV_VARIABLE):  # without a state, the location loads with a warning
                 state_path.write_text("", encoding="utf-8")
             else:
@@ -383,7 +391,7 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
     def build_defs_from_state(
         self, context: dg.ComponentLoadContext, state_path: Path | None
     ) -> dg.Definitions:
-        """Build from the flow, or from the state; where none was ever written, from the tables."""
+        """Build from the flow or from the state; if no state was ever written, from the tables."""
         same = self._same_tables(context)
         is_first = next(iter(same), self) is self
         state = (
@@ -411,22 +419,22 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
         )
 
     def _same_tables(self, context: dg.ComponentLoadContext) -> "list[OpenDataFlowComponent]":
-        """The components of the project, which are on the same tables, this one among them.
+        """Return the components of the project on the same tables, including this one.
 
-        Dagster copies the sensors of each component, so that two copies would bear one name: the
-        first component has them for all.
+        Dagster copies the sensors of each component, so two copies would share a name: the first
+        component has them for all.
         """
         found = context.component_tree.get_all_components(OpenDataFlowComponent)
         if len({id(SharedTables.of(each._dataflow())) for each in [self, *found]}) > 1:
             raise WrongUse(
                 "Components of this project name different tables, by url, schema_name, user, "
-                "config or timezone. A code location has one database: put the others into a "
+                "config or timezone. A code location uses one database: put the others into a "
                 "location of their own."
             )
         return found
 
     def _elsewhere(self, same: "Sequence[OpenDataFlowComponent]") -> set[str]:
-        """What is shown elsewhere: as this file says, what others make, and what an earlier has."""
+        """What is shown elsewhere: by this file's own word, by other jobs, or earlier here."""
         others = [other for other in same if other is not self]
         found = {name for other in others for name in other._makes()} | {*(self.elsewhere or ())}
         for earlier in takewhile(lambda other: other is not self, same):
@@ -434,7 +442,7 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
         return found
 
     def _shows(self) -> set[str]:
-        """The datasets of other makers that this component shows."""
+        """Return the external datasets that this component shows."""
         if self.flow is None:
             return {ALL}
         flow = Flow.load(self.flow)
@@ -442,7 +450,7 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
         return links | {dataset.datasetid for dataset in flow.datasets}
 
     def _makes(self) -> set[str]:
-        """The jobs that this component runs, and the datasets that its flow's jobs write."""
+        """Return the jobs that this component runs, and the datasets that its flow's jobs write."""
         made = {*(self.functions or ())}
         if isinstance(self.scripts, str):
             made |= {os.path.splitext(name)[0] for name in os.listdir(self.scripts)}
@@ -458,7 +466,7 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
     def _pyspark(self) -> Any:
         if not self.spark:
             return None
-        from .spark_resource import SparkResource  # it imports pyspark, which takes 0.5 s
+        from .spark_resource import SparkResource  # imports pyspark, which takes 0.5 s
 
         return SparkResource(spark_config=self.spark, config=self.config)
 

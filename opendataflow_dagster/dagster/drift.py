@@ -1,4 +1,4 @@
-"""What the grid is to show, and where the tables, Dagster's grid and the data disagree.
+"""What the grid should show, and where the tables, Dagster's grid and the data disagree.
 
 Dagster draws all partition keys of an asset. With a window, only the newest chunks of each domain
 have one, and all in which something is left to do. The events of the others are kept: a chunk that
@@ -26,11 +26,11 @@ PIECE_PARTITIONS = 1000
 """Partitions that are looked at between two looks at the clock."""
 
 NO_ROW = Truth(PENDING, "", None)
-"""What the tables say of a chunk that they don't know."""
+"""The truth about a chunk that the tables don't have."""
 
 
 class WrongSquare(NamedTuple):
-    """A partition whose square isn't what the tables say, and how to put it right."""
+    """A partition whose square differs from the tables, and how to correct it."""
 
     datasetid: str
     dataid: str
@@ -50,10 +50,10 @@ def differences(
     blamed: Mapping[tuple[str, str], str] | None = None,
     runs: OutsideRuns | None = None,
 ) -> list[WrongSquare]:
-    """The chunks of a dataset (or some of them) whose squares aren't what the tables say.
+    """Return the chunks of a dataset (or some of them) whose squares differ from the tables.
 
-    `blamed` tells who made chunks FAILED: when that is the run that Dagster shows as in progress
-    there, the run is through with the chunk.
+    `blamed` names the run that made a chunk FAILED: if Dagster shows the chunk as in progress in
+    that same run, the run has finished with the chunk.
     """
     wanted = None if dataids is None else sorted(set(dataids))
     there, runs = truths(store, datasetid, wanted), runs or OutsideRuns(store, mirror)
@@ -74,12 +74,14 @@ def differences(
             execution = origin.execution if origin else Execution(EARLIER, truth.jobid)
             run_id = runs.of_chunk(execution, truth.status)
         repair = _repair(truth, square, blame, run_id)
-        if repair == "plan" and not mirror.shows_runs:  # a square can only be taken back, if at all
+        if (
+            repair == "plan" and not mirror.shows_runs
+        ):  # such a square can only be cleared, if at all
             is_over = square.state == READY and truth.status != RUNNING
             repair = "clear" if is_over else ""
         if repair == "clear" and square.state == FAILED and not is_ours(square.run_id):
-            # An open backfill still counts this failure: with the square cleared, it would take the
-            # partition for one that never ran. The square is cleared when the backfill ends.
+            # An open backfill still counts this failure: if the square were cleared, it would think
+            # that the partition never ran. The square is cleared when the backfill ends.
             if square.run_id not in waiting:
                 waiting[square.run_id] = mirror.backfill_of(square.run_id)
             if waiting[square.run_id]:
@@ -91,8 +93,8 @@ def differences(
 
 
 def _repair(truth: Truth, shown: Square, blame: str, run_id: str) -> str:
-    """What has to be done about one square, which `run_id` is to show, or nothing."""
-    if shown.live:  # it will tell itself how it ended, unless it's through with this chunk already
+    """Return how to correct one square, which `run_id` should show; "" if it is right."""
+    if shown.live:  # the run will report how it ended, unless it has finished with this chunk
         return "plan" if truth.status == FAILED and shown.run_id in blame else ""
     if truth.status == READY:
         same = shown.state == READY and shown.version == truth.version
@@ -107,7 +109,7 @@ def _repair(truth: Truth, shown: Square, blame: str, run_id: str) -> str:
 def _with_holders(
     store: Store, mirror: PublicMirror, found: list[WrongSquare]
 ) -> list[WrongSquare]:
-    """Name the Dagster run that holds a chunk, so that its square leads there."""
+    """Name the Dagster run that holds a chunk, so that its square links to it."""
     running = {
         square.dataid: square.truth
         for square in found
@@ -126,7 +128,7 @@ def _with_holders(
 
 
 class GridWindow:
-    """Which chunks of the domains of a catalog the grid shows: all, without a window."""
+    """Which chunks of a catalog's domains the grid shows; without a window, all."""
 
     def __init__(
         self, store: Store, mirror: PublicMirror, translator: DataflowTranslator, catalog: Catalog
@@ -138,7 +140,7 @@ class GridWindow:
             self.members.setdefault(domain, []).append(datasetid)
 
     def within(self, domain: str, dataids: set[str]) -> set[str]:
-        """Those of all chunks of a domain that are to be shown."""
+        """Return the chunks of a domain that the grid should show."""
         size = self.translator.window
         if size is None or len(dataids) <= size:
             return dataids
@@ -148,7 +150,7 @@ class GridWindow:
         return newest | kept | undone(self.store, self.members[domain], older)
 
     def left_out(self, domain: str, dataids: Collection[str]) -> set[str]:
-        """Those of some chunks that stay without a partition key."""
+        """Return the chunks, of those given, that get no partition key."""
         size, name = self.translator.window, self.translator.partitions_name(domain)
         keys = self.mirror.last_keys(name, size) if size else []
         if not size or len(keys) < size:
@@ -159,7 +161,7 @@ class GridWindow:
         return older - undone(self.store, self.members[domain], older)
 
     def left_behind(self, domain: str) -> set[str]:
-        """The partition keys that newer ones have pushed out."""
+        """Return the partition keys that newer chunks have pushed out of the window."""
         size, name = self.translator.window, self.translator.partitions_name(domain)
         keys = self.mirror.keys(name) if size else []
         if not size or len(keys) <= size or self.mirror.has_open_backfills():
@@ -169,20 +171,20 @@ class GridWindow:
         return {self.translator.partition_key(dataid) for dataid in older}
 
     def shown(self, datasetid: str) -> list[str] | None:
-        """The chunks of a dataset that have a partition key; None: all have."""
+        """Return the chunks of a dataset that have a partition key; None: all have."""
         if self.translator.window is None:
             return None
         name = self.translator.partitions_name(self.domains[datasetid])
         return [self.translator.dataid(key) for key in self.mirror.keys(name)]
 
     def forget(self, touched: Mapping[str, set[str]], domain: str, dataids: Iterable[str]) -> None:
-        """Take chunks that aren't shown off those that are to be compared."""
+        """Drop chunks that the grid doesn't show from those to compare."""
         for datasetid in self.members[domain]:
             if datasetid in touched:
                 touched[datasetid].difference_update(dataids)
 
     def bring_back(self, touched: dict[str, set[str]], domain: str, dataids: Iterable[str]) -> None:
-        """Add chunks to those to be compared, in all datasets: they may have been outside."""
+        """Add chunks to those to compare, in all datasets: they may have been out of the window."""
         found = set(dataids)
         for datasetid in self.members[domain]:
             touched.setdefault(datasetid, set()).update(found)
@@ -275,8 +277,8 @@ def drift(
 ) -> list[Drift]:
     """Compare the tables with Dagster's grid, and with the data on this machine.
 
-    What a Dagster run is still at work on isn't drift: it will tell itself how it ended. Of a
-    dataset in `some`, only those chunks are compared. Without a `catalog` it is read.
+    A chunk that a Dagster run is working on isn't drift: the run will report how it ended. `some`
+    limits the comparison to some chunks of datasets. Without a `catalog`, it is read.
     """
     translator = translator or DataflowTranslator()
     catalog = catalog or read_catalog(store)
@@ -290,14 +292,14 @@ def drift(
         found += drift_of_data(store, catalog, name, some)
     if datasetid is None:
         for domain, members in sorted(window.members.items()):
-            if not some.keys().isdisjoint(members):  # only all chunks tell which keys have none
+            if not some.keys().isdisjoint(members):  # extra keys only show against all chunks
                 continue
             found += _of_keys(window, domain)
     return found
 
 
 def _of_grid(window: GridWindow, datasetid: str, some: Sequence[str] | None) -> list[Drift]:
-    """The squares of a dataset that aren't what the tables say, as stored or as the UI has them."""
+    """Return the squares of a dataset that differ from the tables, as stored or as drawn."""
     compared = window.shown(datasetid)
     if some is not None:
         compared = some if compared is None else set(compared).intersection(some)
@@ -316,7 +318,7 @@ def _of_grid(window: GridWindow, datasetid: str, some: Sequence[str] | None) -> 
 
 
 def _outdated_cache(window: GridWindow, datasetid: str, known: set[str]) -> Iterator[Drift]:
-    """The squares that are stored right, and that the UI draws otherwise."""
+    """Yield the squares that are stored right, but drawn wrong by the UI."""
     mirror, translator, domain = window.mirror, window.translator, window.domains[datasetid]
     key = translator.asset_key(datasetid)
     stored = mirror.shown(key)
@@ -333,7 +335,7 @@ def _outdated_cache(window: GridWindow, datasetid: str, known: set[str]) -> Iter
 
 
 def _of_keys(window: GridWindow, domain: str) -> list[Drift]:
-    """The partition keys of a domain that are missing, or that no chunk has."""
+    """Return the partition keys that a domain lacks, and those without a chunk."""
     translator = window.translator
     there = {
         translator.partition_key(dataid): (dataid, datasetid, truth)

@@ -1,4 +1,4 @@
-"""The materialization that Dagster gets of a READY chunk: its generation, and the evidence."""
+"""The materialization that Dagster gets for a READY chunk: its generation, and the evidence."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,27 +21,27 @@ from ..util.text import typed
 from .translator import DataflowTranslator
 
 VERSION_TAG = "dagster/data_version"
-"""The tag by which Dagster tells whether data is the same: see `data_version`."""
+"""The tag by which Dagster compares data: see `data_version`."""
 
 GENERATION_ENTRY = "opendataflow/generation"
-"""The metadata that tells one production of a chunk from another; 0 for a row that somebody wrote
-by hand. Dagster has no index of tags but that of the data version."""
+"""The metadata that tells productions of a chunk apart; 0 for a row that was written by hand.
+Dagster indexes no tag except the data version."""
 
 CODE_TAG = "dagster/code_version"
-"""The tag without which Dagster heeds none of those about inputs."""
+"""The tag without which Dagster ignores the tags about inputs."""
 
 INPUT_TAG, EVENT_TAG = "dagster/input_data_version", "dagster/input_event_pointer"
-"""What tags begin with that tell of an input, before its key: the version, and which event."""
+"""The prefixes of tags about an input, before its key: its version, and its event."""
 
 UNKNOWN, NO_POINTER = "UNKNOWN", "NULL"
-"""The version of an input of which nobody knows what was consumed, and the event: Dagster calls
-none other newer."""
+"""The version and the event of an input if nobody knows what was consumed: Dagster then calls no
+other version newer."""
 
 RESUBMIT_TAG = "opendataflow/resubmit"
-"""The tag of a run that produces again what is READY or has failed."""
+"""The tag of a run that produces READY and FAILED chunks again."""
 
 MAX_VALUE_CHARACTERS = 500
-"""Length to which a value is cut that Dagster can't take as it is."""
+"""The length to which values are cut that Dagster can't show as they are."""
 
 RECORDED = (
     "location",
@@ -89,7 +89,7 @@ class EventSource(NamedTuple):
 
 
 def data_version(fingerprint: str | None, generation: int | None) -> str:
-    """What tells the data of a chunk from other data: the fingerprint, else the generation.
+    """Return what identifies the data of a chunk: its fingerprint, or else its generation.
 
     A version that is a number is a generation.
     """
@@ -99,24 +99,28 @@ def data_version(fingerprint: str | None, generation: int | None) -> str:
 
 
 class OutsideOptions(NamedTuple):
-    """What becomes of the runs that show what was executed outside Dagster."""
+    """What happens to the runs that show work done outside Dagster.
+
+    Example:
+        build_definitions(flow="flow.yml", outside=OutsideOptions(alerts=True, keep_days=7))
+    """
 
     alerts: bool = False
-    """Whether run failure sensors hear of chunks that failed outside."""
+    """Whether run failure sensors are notified of chunks that failed outside."""
     keep_days: float = 30
-    """For how long these runs are kept."""
+    """How long these runs are kept."""
     keep_runs: int = 10_000
     """How many of them are kept."""
 
 
 def page_of(asset: dg.AssetKey, partition: str) -> str:
-    """The address of a partition's page in Dagster's UI."""
+    """Return the address of a partition's page in Dagster's UI."""
     path = "/".join(quote(part, safe="") for part in asset.path)
     return f"/assets/{path}?view=partitions&partition={quote(partition, safe='')}"
 
 
 def run_log(runid: str) -> Log:
-    """A link to the log of a run."""
+    """Return a link to the log of a run."""
     return dg.MetadataValue.url(f"/runs/{runid}")
 
 
@@ -129,7 +133,7 @@ def produced_event(
     sources: Sequence[EventSource] | None = None,
     code_version: str | None = None,
 ) -> dg.AssetMaterialization:
-    """The event of a dataset's chunk that this run has just produced."""
+    """Return the event of a dataset's chunk that this run has just produced."""
     evidence = evidence_of(produced, fact.datasetid)
     entries = evidence.metadata() | {"seconds": round(produced.seconds, 3), "log": log}
     entries |= _ask_why(produced.claim.jobid, fact.dataid)
@@ -148,18 +152,18 @@ def skipped_event(
     code_version: str | None = None,
     stale: str = "",
 ) -> dg.AssetMaterialization:
-    """The event of a dataset's chunk that was READY already, by its row of `produce.outputs`.
+    """Return the event of a dataset's chunk that was READY already, from its `produce.outputs` row.
 
     A skipped chunk is logged as materialized too: Dagster planned a materialization for it when the
-    run started. Without the event the partition turns red at the end of the run, and a backfill
-    doesn't launch what is downstream of it. It has the versions of when the chunk was made, so a
+    run started. Without the event, the partition turns red at the end of the run, and a backfill
+    doesn't launch downstream of it. The event has the versions of the chunk's production, so a
     stale chunk stays stale in Dagster; `stale` says why.
     """
     datasetid, jobid, _, generation, record = read_output(row)
     evidence = recorded_evidence(datasetid, jobid, generation, record)
     entries = {
         "skipped": True,
-        "force": "READY already, so it wasn't made again. To force it, launch with the tag "
+        "force": "READY already, so it wasn't produced again. To force it, launch with the tag "
         f'{RESUBMIT_TAG}: "true", or run `odf resubmit {typed(jobid, dataid)}`.',
         "seconds": 0.0,
         "log": log,
@@ -173,7 +177,7 @@ def skipped_event(
 
 
 def read_output(row: tuple) -> tuple[str, str, str, int | None, dict[str, Any]]:
-    """Dataset, job, status, generation and record of a row of `produce.outputs`."""
+    """Return dataset, job, status, generation and record of a row of `produce.outputs`."""
     datasetid, jobid, word, generation, *recorded = row
     return datasetid, jobid, word, generation, dict(zip(RECORDED, recorded, strict=True))
 
@@ -187,7 +191,7 @@ def recorded_event(
     sources: Sequence[EventSource] | None = None,
     code_version: str | None = None,
 ) -> dg.AssetMaterialization:
-    """The event of a READY chunk that no run in Dagster produced, by its record in the tables."""
+    """Return the event of a READY chunk that no Dagster run produced, from its record."""
     record = record or {}
     evidence = recorded_evidence(datasetid, truth.jobid, truth.generation, record)
     entries = {"job": truth.jobid, "at": _moment(record.get("at"))} | evidence.metadata()
@@ -203,7 +207,7 @@ def recorded_event(
 
 
 def _moment(at: Any) -> Any:
-    """A time of the tables, for Dagster to show in the time zone of who looks."""
+    """Return a time of the tables that Dagster shows in the reader's time zone."""
     if isinstance(at, str):
         with suppress(ValueError):
             at = datetime.fromisoformat(at)
@@ -213,14 +217,14 @@ def _moment(at: Any) -> Any:
 
 
 def _ask_why(jobid: str, dataid: str) -> dict[str, str]:
-    """The command that tells more of a chunk; of one that no job has made there is none."""
+    """Return the command that explains a chunk; a chunk that no job produced has none."""
     return {"why": f"odf why {typed(jobid, dataid)}"} if jobid not in ("", EXTERNAL) else {}
 
 
 def _upstream(
     evidence: ChunkEvidence, partition: str, translator: DataflowTranslator
 ) -> dict[str, dg.UrlMetadataValue]:
-    """A link for each input, to the page of the chunk that was consumed."""
+    """Return a link for each input, to the page of the chunk that was consumed."""
     return {
         f"upstream {source.datasetid}": dg.MetadataValue.url(
             page_of(translator.asset_key(source.datasetid), partition)
@@ -233,7 +237,7 @@ def _upstream(
 def _tags(
     evidence: ChunkEvidence, sources: Sequence[EventSource] | None, code_version: str | None
 ) -> dict[str, str]:
-    """The versions of a chunk and of what it was made from; without `sources`, of itself alone."""
+    """Return the versions of a chunk and its inputs; without `sources`, of the chunk alone."""
     generation = evidence.generation
     tags = {VERSION_TAG: data_version(evidence.fingerprint, generation)}
     if sources is None:
@@ -245,15 +249,15 @@ def _tags(
 
 
 def _recorded_metadata(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata that a job told of a chunk, as its record has it."""
-    with suppress(ValueError):  # other programs may have written what is no JSON
+    """Return the metadata that a job reported for a chunk, from its record."""
+    with suppress(ValueError):  # other programs may have written invalid JSON
         found = json.loads(record.get("metadata") or "{}")
         return found if isinstance(found, dict) else {}
     return {}
 
 
 def _dagster_value(value: Any) -> Any:
-    """An entry of metadata; one that Dagster Pipes wrote with its type becomes of that type."""
+    """Convert an entry of metadata; one that Dagster Pipes wrote with a type gets that type."""
     if isinstance(value, dict) and set(value) == {"type", "raw_value"}:
         with suppress(Exception):
             return METADATA_TYPES[value["type"]](value["raw_value"])
@@ -262,7 +266,7 @@ def _dagster_value(value: Any) -> Any:
 
 
 def prefixed(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Metadata under our prefix, so that it can't collide with what a function returns."""
+    """Return metadata under our prefix, so that it can't collide with a function's own."""
     return {f"opendataflow/{name}": value for name, value in entries.items()}
 
 
@@ -282,7 +286,7 @@ def _materialization(
     )
     if evidence.rows is not None:
         ours["dagster/row_count"] = evidence.rows
-    with suppress(DataflowError):  # other programs may have recorded what is no schema
+    with suppress(DataflowError):  # other programs may have recorded an invalid schema
         if evidence.schema:
             columns = [dg.TableColumn(name, kind) for name, kind in columns_of(evidence.schema)]
             ours["dagster/column_schema"] = dg.TableSchema(columns)
@@ -292,8 +296,8 @@ def _materialization(
             asset, metadata={**theirs, **ours}, partition=partition, tags=tags
         )
     except Exception:
-        # The function returned a value that Dagster can't show. The chunk is READY all the same,
-        # and an error here would make its partition red.
+        # The function returned a value that Dagster can't show. The chunk is READY regardless, and
+        # an error here would turn its partition red.
         texts = {str(name): str(value)[:MAX_VALUE_CHARACTERS] for name, value in theirs.items()}
         return dg.AssetMaterialization(
             asset, metadata={**texts, **ours}, partition=partition, tags=tags

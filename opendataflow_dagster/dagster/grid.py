@@ -1,11 +1,11 @@
 """The partition grid of a Dagster instance, read and written as Dagster itself stores it.
 
 Dagster has no public way to show a partition as in progress, failed or missing for work that it
-didn't do. So this module and `run_storage.py` use what isn't public. All of it is listed and
-checked in `internals.py`: on a Dagster that lacks some of it, `public_grid.py` is what is left.
+didn't do. So this module and `run_storage.py` use internals of Dagster, which `internals.py` lists
+and checks. On a Dagster that lacks some of them, `public_grid.py` takes over.
 
 A partition is in progress or failed when its newest planned materialization belongs to a run that
-is unfinished or failed. For work outside Dagster these are runs of ours: see `outside.py`.
+is unfinished or failed. For work outside Dagster, we store runs of our own: see `outside.py`.
 """
 
 import re
@@ -57,16 +57,16 @@ NO_RUN = ""
 """The run and the job of events that no run has logged."""
 
 OPEN_BACKFILLS = ("REQUESTED", "CANCELING", "FAILING")
-"""The statuses of backfills that Dagster still looks after."""
+"""The statuses of backfills that Dagster hasn't finished with."""
 
 LONGEST_ENTRY = 40
 """Characters of a stored event that hold the value of a number in its metadata."""
 
 _REMOVED = "opendataflow_removed"
-"""The step key of the event that keeps the number of removed ones from being given again."""
+"""The step key of the event that keeps the number of a deleted event from being reused."""
 
 VISIBLE_AFTER_SECONDS = 10.0
-"""Seconds after which no older event is expected to become visible any more."""
+"""Seconds after which no older event can become visible any more."""
 
 _EVENTS, _KEYS, _TAGS = SqlEventLogStorageTable.c, AssetKeyTable.c, AssetEventTagsTable.c
 _MATERIALIZED = dg.DagsterEventType.ASSET_MATERIALIZATION.value
@@ -80,7 +80,7 @@ _ENDS = [
 
 
 class Mirror(PublicMirror):
-    """One Dagster instance's grid, as Dagster's SQL storage keeps it."""
+    """A Dagster instance's grid, as Dagster's SQL storage keeps it."""
 
     shows_runs = True
 
@@ -113,7 +113,7 @@ class Mirror(PublicMirror):
         *,
         observed: bool = True,
     ) -> None:
-        """The same, a thousand in one transaction."""
+        """Write the events in transactions of a thousand."""
         for some in in_batches(materializations):
             if observed:
                 seen = [AssetObservationData(observation(event)) for event in some]
@@ -125,10 +125,10 @@ class Mirror(PublicMirror):
             )
 
     def report_checks(self, evaluations: Iterable[dg.AssetCheckEvaluation]) -> None:
-        """The same, as about the newest materialization of the chunk, or the asset.
+        """Attach the results to the newest materialization of the chunk, or of the asset.
 
-        Dagster would go by the times, which SQLite rounds to seconds: a check that was answered in
-        the second of the materialization would stay "not evaluated".
+        Dagster would compare times, which SQLite rounds to seconds: a check evaluated in the same
+        second as the materialization would stay "not evaluated".
         """
         if internals.flaws(internals.CHECKS):
             return super().report_checks(evaluations)
@@ -196,9 +196,9 @@ class Mirror(PublicMirror):
 
     def remove_run(self, run_id: str) -> None:
         if isinstance(self.events, SqliteEventLogStorage):
-            # SQLite gives the number of the newest event, if that is deleted, to the next one.
-            # Dagster's cache would take that for known, and never show its partition. So an event
-            # of no asset becomes the newest, in place of the one of the removal before.
+            # When the newest event is deleted, SQLite gives its number to the next event, which
+            # Dagster's cache would skip as known, and never show its partition. So an event of no
+            # asset becomes the newest one; it replaces that of the removal before.
             newest = dg.EventLogEntry(
                 error_info=None,
                 level="debug",
@@ -215,8 +215,8 @@ class Mirror(PublicMirror):
         self.instance.delete_run(run_id)
 
     def clear(self, key: dg.AssetKey, partitions: Sequence[str]) -> None:
-        # The events stay in the logs of their runs. SQLite would give the numbers of deleted ones
-        # to the next, which Dagster's cache, and our cursor, would take for known.
+        # The events stay in the logs of their runs. SQLite would reuse the numbers of deleted ones,
+        # and Dagster's cache, and our cursor, would skip the new events as known.
         for some in in_batches(partitions):
             with self.events.index_transaction() as db:
                 theirs = sql.and_(
@@ -224,7 +224,7 @@ class Mirror(PublicMirror):
                     _EVENTS.partition.in_(some),
                     _EVENTS.dagster_event_type.in_([_MATERIALIZED, _PLANNED, _OBSERVED]),
                 )
-                # The tags first: the subselect finds the events by the key that goes next.
+                # The tags first: the subselect finds the events by the key that is deleted next.
                 ids = sql.select(_EVENTS.id).where(theirs)
                 db.execute(AssetEventTagsTable.delete().where(_TAGS.event_id.in_(ids)))
                 nobodys = SqlEventLogStorageTable.update().where(theirs)
@@ -258,8 +258,8 @@ class Mirror(PublicMirror):
     def replace_keys(self, name: str, old: Sequence[str], new: Sequence[str]) -> None:
         """The same, in one transaction."""
         table = DynamicPartitionsTable
-        # Dagster's own calls commit each key by itself. A tick killed between the two would leave
-        # the grid without the keys that are only moved to the end.
+        # Dagster's own calls commit each key by itself. A tick killed in between would leave the
+        # grid without the keys that only move to the end.
         with self.events.index_transaction() as db:
             for some in in_batches(old):
                 db.execute(
@@ -275,10 +275,10 @@ class Mirror(PublicMirror):
     # --- what others did ---
 
     def news(self, after: int, keys: Iterable[dg.AssetKey], limit: int = 5000) -> News:
-        """The partitions that others touched, and those of runs that ended, since a cursor.
+        """Return the partitions that others changed, and those of runs that ended, since a cursor.
 
-        Events of the last seconds are told again by the next call: one whose transaction commits
-        late would be missed otherwise.
+        The next call repeats the events of the last seconds: otherwise one whose transaction
+        commits late would be missed.
         """
         ours = {key.to_string() for key in keys}
         query = (
@@ -308,8 +308,8 @@ class Mirror(PublicMirror):
                 ended.add(run_id)
             elif key in ours and partition is not None:
                 touched.setdefault(key, set()).add(partition)
-        # A run's end turns what it had planned and not materialized red or missing, without any
-        # event of those partitions.
+        # The end of a run turns the partitions that it planned but didn't materialize red or
+        # missing, without an event for them.
         for key, partition in self.planned_by(*ended):
             if key in ours:
                 touched.setdefault(key, set()).add(partition)
@@ -356,7 +356,7 @@ class Mirror(PublicMirror):
         return {"assets": assets, "partitions": partitions, "runs": runs, "events": events}
 
     def runs_were_deleted(self, number: int, run_id: str, count: int) -> bool:
-        """Whether runs are gone since a mark; SQLite gives a deleted run's number to the next."""
+        """Whether runs were deleted since a mark; SQLite reuses the number of a deleted run."""
         with self.runs.connect() as db:
             runs = RunsTable.c
             left = sql.select(sql.func.count()).where(runs.id <= number)
@@ -406,7 +406,7 @@ class Mirror(PublicMirror):
         materialized = {row[0]: (row[2], row[4]) for row in events if row[1] == _MATERIALIZED}
         materialized = self._with_generations(materialized)
         planned = {row[0]: (row[2], row[3]) for row in events if row[1] == _PLANNED}
-        # A plan counts as long as no materialization followed it.
+        # A plan counts until a materialization follows it.
         open_plans = {
             part: run_id
             for part, (number, run_id) in planned.items()
@@ -426,8 +426,8 @@ class Mirror(PublicMirror):
         return squares
 
     def _newest_events(self, asset: str, partitions: Sequence[str] | None) -> Sequence[Any]:
-        """By partition, the newest materialization and the newest plan: partition, kind, number,
-        run and data version."""
+        """Return, by partition, the newest materialization and the newest plan: partition, kind,
+        number, run and data version."""
         newest = (
             sql.select(
                 _EVENTS.partition, _EVENTS.dagster_event_type, sql.func.max(_EVENTS.id).label("id")
@@ -442,7 +442,7 @@ class Mirror(PublicMirror):
         if partitions is not None:
             newest = newest.where(_EVENTS.partition.in_(partitions))
         with self.events.index_connection() as db:
-            # A wipe of an asset keeps its events, and Dagster ignores those before its time.
+            # A wipe of an asset keeps its events; Dagster ignores those from before the wipe.
             wiped = db.execute(
                 sql.select(_KEYS.wipe_timestamp).where(_KEYS.asset_key == asset)
             ).scalar()
@@ -466,7 +466,7 @@ class Mirror(PublicMirror):
     def _with_generations(
         self, materialized: dict[str, tuple[int, str | None]]
     ) -> dict[str, tuple[int, str | None]]:
-        """Materializations by partition, with generations in the place of fingerprints."""
+        """Return materializations by partition, with generations instead of fingerprints."""
         printed = {
             number: part
             for part, (number, version) in materialized.items()
@@ -501,7 +501,7 @@ class Mirror(PublicMirror):
         """Store events of one asset and kind in one transaction.
 
         Dagster's own call on SQLite commits each event by itself, which takes minutes for a grid of
-        10,000 chunks. All or none of a batch is stored, so a tick that was killed is repeated.
+        10,000 chunks. A batch is stored whole or not at all; a tick that was killed is repeated.
         """
         storage = self.events
         if internals.flaws(internals.BATCHES):
@@ -509,11 +509,11 @@ class Mirror(PublicMirror):
             return
         with storage.index_transaction() as db:
             ids = insert_events(db, entries)
-        # Each in a transaction of its own. A tick that is killed before leaves events without a
-        # data version, so the next one writes them again.
+        # A transaction of its own. A tick killed before it leaves events without a data version,
+        # which the next tick writes again.
         storage.store_asset_event_tags(entries, ids)
         storage.store_asset_event(entries[-1], ids[-1])
-        # On SQLite a run's page reads a file of its own.
+        # On SQLite, a run's page reads a file of its own.
         if isinstance(storage, SqliteEventLogStorage):
             by_run: dict[str, list[dg.EventLogEntry]] = {}
             for entry in entries:
@@ -525,10 +525,10 @@ class Mirror(PublicMirror):
 
 
 def insert_events(db: sql.Connection, entries: Sequence[dg.EventLogEntry]) -> list[int]:
-    """Store events, and nothing of their assets; the number of each.
+    """Store events, without updating their assets; return their numbers.
 
-    What Dagster prepares for a batch names each value of it, and takes a second to compile for
-    1,000 events. This is compiled once.
+    SQLAlchemy names each value of a batch, and compiling such a statement for 1,000 events takes a
+    second. This statement is compiled once.
     """
     insert = SqlEventLogStorageTable.insert()
     numbers = insert.returning(_EVENTS.id, sort_by_parameter_order=True)
@@ -550,7 +550,7 @@ def _row(entry: dg.EventLogEntry) -> dict[str, Any]:
 
 
 def _settled_cursor(after: int, rows: Sequence[Any]) -> int:
-    """The last of some events before which nothing can appear any more."""
+    """Return the last event before which no other can appear any more."""
     horizon = time.time() - VISIBLE_AFTER_SECONDS
     for number, *_, stamp in rows:
         if stamp.replace(tzinfo=UTC).timestamp() > horizon:
@@ -579,12 +579,12 @@ def _runless(kind: str, data: Any) -> dg.EventLogEntry:
 
 
 def _unwrapped(storage: Any, name: str, kind: type) -> Any:
-    """The storage behind the wrapper that `storage:` in dagster.yaml puts around it."""
+    """Return the storage inside the wrapper that `storage:` in dagster.yaml puts around it."""
     while not isinstance(storage, kind) and hasattr(storage, "_storage"):
         storage = getattr(storage._storage, name)
     if not isinstance(storage, kind):
         raise WrongUse(
-            f"Dagster keeps its {name} in {type(storage).__name__}, which can't mirror statuses. "
-            "Use SQLite or dagster-postgres in dagster.yaml."
+            f"Dagster keeps its {name} in {type(storage).__name__}, which can't show statuses of "
+            "work outside Dagster. Use SQLite or dagster-postgres in dagster.yaml."
         )
     return storage

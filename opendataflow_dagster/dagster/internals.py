@@ -1,8 +1,8 @@
-"""What the mirror uses of Dagster that isn't public, and what is left of it without.
+"""Which internals of Dagster the mirror uses, and what remains without them.
 
-Dagster may change these names in any release, and has done so within 1.13. Each is compared, when a
-process first asks, with how it is called here. A part of which something is gone or takes other
-parameters isn't used: the mirror does without it, and says so.
+Dagster may change these names in any release, and has done so within 1.13. When a process first
+needs a part, each name is compared with how it is called here. If a name of the part is gone or
+takes other parameters, the mirror works without that part, and says so.
 """
 
 import inspect
@@ -23,31 +23,31 @@ GRID, BATCHES, PAGES, CHECKS, ALERTS, BACKFILLS, STEPS = (
 )
 
 LOST = {
-    GRID: "only READY chunks are shown, and nothing of what runs or fails outside Dagster",
+    GRID: "only READY chunks are shown, but nothing that runs or fails outside Dagster",
     BATCHES: "events are stored one by one, which takes longer",
     PAGES: "the page of a run outside Dagster has its log, but no step",
-    CHECKS: "a check that is answered together with its chunk may be shown as not evaluated",
+    CHECKS: "a check evaluated together with its chunk may appear as not evaluated",
     ALERTS: "run failure sensors don't hear of what fails outside Dagster",
     BACKFILLS: "a red square may be cleared while a backfill still counts it",
-    STEPS: "a run doesn't start steps downstream of those that made chunks",
+    STEPS: "a run doesn't start the steps downstream of those that produced chunks",
 }
-"""What is lost by part, as the sensor's page and `odf doctor` say it."""
+"""Part → what is lost without it, in the words of the sensor's page and `odf doctor`."""
 
 INSTALL_COMMAND = "pip install --upgrade 'opendataflow-dagster[dagster]'"
-"""What installs a Dagster that was tried."""
+"""The command that installs a tested Dagster."""
 
 
 class Use(NamedTuple):
-    """A name that isn't public: its part, its place, how it is called, what it must have."""
+    """An internal name: its part, its place, how it is called, and the attributes it must have."""
 
     part: str
     path: str
     call: str = ""
-    """The parameters that are given to it: by position, or with `=` by name."""
+    """The parameters passed to it: by position, or with `=` by name."""
     has: str = ""
-    """Attributes that are used of it."""
+    """Attributes of it that are used."""
     value: str = ""
-    """What it is."""
+    """Its type."""
 
 
 _LOG = "dagster._core.storage.event_log"
@@ -147,33 +147,33 @@ USES = (
         value="__source_asset_observation__",
     ),
 )
-"""All that is used; `tests/dagster/test_internals.py` compares it with the imports."""
+"""All names in use; `tests/dagster/test_internals.py` compares them with the imports."""
 
 
 @cache
 def flaws(part: str) -> tuple[str, ...]:
-    """What is wrong with a part in the Dagster that is installed; nothing: it can be used."""
+    """Return what is wrong with a part in the installed Dagster; empty: it can be used."""
     return tuple(flaw for use in USES if use.part == part and (flaw := _flaw(use)))
 
 
 def what_is_lost(parts: Iterable[str] = LOST) -> str:
-    """What this Dagster lacks, and what is lost by it; nothing if it has all."""
+    """Return what the installed Dagster lacks, and what is lost without it; "" if nothing."""
     lacking = {part: found for part in parts if (found := flaws(part))}
     if not lacking:
         return ""
     names = ", ".join(dict.fromkeys(name for found in lacking.values() for name in found))
     lost = "; ".join(LOST[part] for part in lacking)
-    return f"Dagster {version('dagster')} isn't one that this mirror knows ({names}): {lost}"
+    return f"This mirror wasn't built for Dagster {version('dagster')} ({names}): {lost}"
 
 
 def degraded(parts: Iterable[str] = LOST) -> str:
-    """The same as a line with what to do."""
+    """Return the same with the command that helps."""
     lost = what_is_lost(parts)
     return f"{lost}. Run: {INSTALL_COMMAND}" if lost else ""
 
 
 def _flaw(use: Use) -> str:
-    """What is wrong with one name."""
+    """Return what is wrong with one name; "" if nothing."""
     name = use.path.partition(":")[2]
     try:
         found = _find(use.path)
@@ -192,7 +192,7 @@ def _flaw(use: Use) -> str:
 
 
 def _takes(found: Any, call: str) -> bool:
-    """Whether something can be called so: the same names in the same places, and no others."""
+    """Whether a callable has these parameters: the same names in the same places, and no others."""
     given = call.split(", ")
     by_position = [name for name in given if not name.endswith("=")]
     try:

@@ -28,33 +28,42 @@ from .step import interrupted, send_back
 from .translator import DataflowTranslator, unescaped_word
 
 MAX_NAMED_CHUNKS = 10
-"""How many chunks an error names."""
+"""Chunks that an error names."""
 
 SCHEMA_METADATA = "opendataflow/schema"
-"""The metadata of an asset that says what becomes of a frame of Spark with other columns."""
+"""Asset metadata that says what to do with a Spark frame whose columns differ."""
 
 _consumed: dict[tuple[str, str], dict[tuple[str, str], int | None]] = {}
-"""(run, step) → (dataset, dataid) → the generation that was read for it in this process."""
+"""(run, step) → (dataset, dataid) → the generation that this process read for it."""
 
 
 class DataflowIOManager(dg.ConfigurableIOManager):
-    """Reads and writes chunks for plain assets, which are partitioned as their dataset's domain.
+    """Reads and writes chunks for plain assets that are partitioned by their dataset's domain.
 
-    An input is read by its annotation: a frame of pandas (also when there is none) or of Spark, an
-    Arrow table, bytes, or the chunk's location as `Path` or `str`. Of several partitions, frames
-    are put one after the other; `dict[str, …]`, or no annotation, gives them by partition key.
+    The annotation of an input decides how it is read: as a pandas frame (also without an
+    annotation), a Spark frame, an Arrow table, bytes, or the chunk's location as `Path` or `str`.
+    Several partitions are concatenated into one frame; `dict[str, …]`, or no annotation, gives them
+    by partition key.
 
-    An output is a frame, an Arrow table, bytes, or the Path of what is to be published; of several
-    partitions, a dict by partition key. It is claimed when it is written: what is READY, or
-    somebody else's, isn't written.
+    An output is a frame, an Arrow table, bytes, or the Path of the data to publish; for several
+    partitions, a dict by partition key. The chunk is claimed when the output is written: a chunk
+    that is READY, or that somebody else holds, isn't written.
+
+    Attributes:
+        dataflow: The tables.
+        pyspark: The resource with the Spark session; without it, the process's own.
+        format: The format of files in a folder whose dataset is registered without one.
+
+    Example:
+        resources = {"io_manager": DataflowIOManager(dataflow=DataflowResource())}
     """
 
     dataflow: dg.ResourceDependency[DataflowResource]
     translator: dg.ResourceDependency[DataflowTranslator] = DataflowTranslator()  # type: ignore[assignment]
     pyspark: dg.ResourceDependency[Any] = None  # type: ignore[assignment]
-    """What has the session of Spark; without it, that of the process, as `odf` would start it."""
+    """The resource with the Spark session; without it, the process's own, as `odf` starts it."""
     format: str = DEFAULT_FORMAT
-    """What a folder's files are in, if its dataset is registered without a format."""
+    """The format of a folder's files, if its dataset is registered without one."""
 
     def load_input(self, context: dg.InputContext) -> Any:
         with _one_line_failures(self.dataflow.store):
@@ -69,8 +78,8 @@ class DataflowIOManager(dg.ConfigurableIOManager):
         shape, kind = input_shape(context.dagster_type.typing_type)
         if not context.has_asset_partitions:
             raise Refused(
-                f"Input {context.name!r} is the whole of dataset {datasetid!r}, and chunks are "
-                "read by their partition. Partition the asset as the dataset's domain is."
+                f"Input {context.name!r} isn't partitioned, but dataset {datasetid!r} is read "
+                "chunk by chunk. Partition the asset like the dataset's domain."
             )
         keys = self._in_order(context.asset_partition_keys)
         found: dict[str, Any] = {}
@@ -89,7 +98,7 @@ class DataflowIOManager(dg.ConfigurableIOManager):
             consumed[datasetid, reading.dataid] = reading.generation
         if len(keys) == 1:
             context.add_input_metadata(evidence(readings[keys[0]]))
-        else:  # Dagster takes no metadata for an input of several partitions
+        else:  # Dagster accepts no metadata for an input of several partitions
             context.log.info(consumption_line(datasetid, list(readings.values())))
         if shape == "dict" or (shape == "any" and len(keys) > 1):
             return found
@@ -100,8 +109,8 @@ class DataflowIOManager(dg.ConfigurableIOManager):
         datasetid = self._dataset(context.asset_key, declared)
         if not context.has_asset_partitions:
             raise Refused(
-                f"Asset {context.asset_key.to_user_string()!r} isn't partitioned, and dataset "
-                f"{datasetid!r} is made of chunks. Partition it as the dataset's domain is."
+                f"Asset {context.asset_key.to_user_string()!r} isn't partitioned, but dataset "
+                f"{datasetid!r} consists of chunks. Partition the asset like the dataset's domain."
             )
         jobid = _job(store, datasetid, declared)
         keys = self._in_order(context.asset_partition_keys)
@@ -130,11 +139,11 @@ class DataflowIOManager(dg.ConfigurableIOManager):
         return spark_session(app="dagster", settings=self.dataflow.settings)
 
     def _in_order(self, keys: Iterable[str]) -> list[str]:
-        """Partition keys in the order of their dataids: Dagster gives them in any."""
+        """Sort partition keys by their dataids: Dagster gives them in any order."""
         return sorted(keys, key=lambda key: natural_key(self.translator.dataid(key)))
 
     def _dataset(self, key: dg.AssetKey, declared: Mapping[str, Any]) -> str:
-        """The dataset that an asset is: as its metadata or its key says."""
+        """Return the dataset of an asset: as its metadata or its key says."""
         if named := declared.get("opendataflow/dataset"):
             return str(getattr(named, "value", named))
         likely = unescaped_word(key.path[-1])
@@ -145,13 +154,13 @@ class DataflowIOManager(dg.ConfigurableIOManager):
                 return datasetid
         raise refusal(
             "NOT_REGISTERED",
-            f"no dataset is called as asset {key.to_user_string()!r} is",
+            f"no dataset is named like asset {key.to_user_string()!r}",
             f"odf dataset add {typed(likely)} --hostname /FOLDER",
         )
 
 
 class _Output:
-    """An asset's value on its way into the chunks of a dataset."""
+    """An asset's value to be published as chunks of a dataset."""
 
     def __init__(
         self,
@@ -168,10 +177,10 @@ class _Output:
         self.resubmits = context.step_context.run_tags.get(RESUBMIT_TAG, "").lower() == "true"
 
     def publish(self, key: str, obj: Any) -> None:
-        """Claim a chunk, publish it, and make it READY; or raise why it isn't."""
+        """Claim a chunk, publish it, and make it READY; or raise why that failed."""
         dataid = self.manager.translator.dataid(key)
-        # Before the claim, since the value was computed without one. `_compare` looks again under
-        # the claim, which locks the inputs.
+        # Checked before the claim, since the value was computed without one. `_compare` checks
+        # again under the claim, which locks the inputs.
         self._still_the_same(dataid)
         if self.resubmits:
             send_back(self.store, self.jobid, dataid, self.context.run_id)
@@ -179,7 +188,7 @@ class _Output:
         environment, _ = self.store.db.insist(
             lambda: job_environment(self.store, plan, secrets=False)
         )
-        owner = f"{new_owner()} of run {runid}"  # history tells which run it was
+        owner = f"{new_owner()} of run {runid}"  # so that history names the run
 
         def claim() -> list[Claim]:
             return self.store.claim_or_recover(self.jobid, owner=owner, only=dataid, runid=runid)
@@ -198,7 +207,7 @@ class _Output:
                         self.context.step_context.instance, runid, error
                     ),
                 )
-                # The policy grants another attempt without delay.
+                # The policy grants another attempt without a delay.
                 claims = claim() if produced.status == RESUBMIT else []
                 if not claims:
                     self._report(produced, key)
@@ -215,7 +224,7 @@ class _Output:
         return {self.datasetid: publish(store, place, chunk, obj, format=format)}
 
     def _fit(self, df: Any, dataid: str) -> Any:
-        """A frame of Spark in the schema of the dataset's last chunk, as the asset declares."""
+        """Fit a Spark frame to the schema of the dataset's last chunk, as the asset declares."""
         from ..spark.evidence import LastChunks, fit
         from ..spark.schema import SAME, SCHEMAS
 
@@ -223,14 +232,13 @@ class _Output:
         rule = str(getattr(declared, "value", declared))
         if rule not in SCHEMAS:
             raise ChunkFailed(
-                f"{SCHEMA_METADATA}: {rule!r} isn't known: "
-                f"choose from {', '.join(map(repr, SCHEMAS))}."
+                f"{SCHEMA_METADATA} is {rule!r}: choose from {', '.join(map(repr, SCHEMAS))}."
             )
         how = f'give the asset the metadata {{{{"{SCHEMA_METADATA}": "{{}}"}}}}'
         return fit(df, LastChunks(self.store, self.datasetid), dataid, rule, how)
 
     def _compare(self, chunk: Chunk) -> None:
-        """Fail the chunk if what the claim has locked isn't what was read for it."""
+        """Fail the chunk if the inputs that the claim has locked differ from what was read."""
         for datasetid, place in chunk.inputs.items():
             was = self.consumed.get((datasetid, chunk.dataid), place.generation)
             if was != place.generation:
@@ -248,7 +256,7 @@ class _Output:
     def _refused(self, dataid: str) -> Refused:
         answer, _ = self.store.db.insist(lambda: explain(self.store, self.jobid, dataid))
         if not answer.reasons:
-            text = f"chunk {dataid!r} of {self.jobid!r} was about to be changed by somebody else"
+            text = f"another worker was about to change chunk {dataid!r} of {self.jobid!r}"
             return refusal("LOCKED", f"{text}: launch the run again")
         first = answer.reasons[0]
         found = refusal(first.code, first.text, answer.action)
@@ -260,7 +268,7 @@ class _Output:
         )
 
     def _report(self, produced: Produced, key: str) -> None:
-        """Hand the evidence to Dagster's event; raise what went wrong."""
+        """Pass the evidence to Dagster's event, or raise what went wrong."""
         if produced.status != READY:
             if produced.error:
                 self.context.log.error("Publishing failed", exc_info=produced.error)
@@ -276,7 +284,7 @@ class _Output:
             return
         asset = self.context.asset_key
         self.execution.add_asset_metadata(event.metadata, asset_key=asset, partition_key=key)
-        if len(self.context.asset_partition_keys) == 1:  # one version is all that a step can tell
+        if len(self.context.asset_partition_keys) == 1:  # a step can report only one version
             version = dg.DataVersion(data_version(fact.fingerprint, produced.claim.generation))
             self.execution.set_data_version(asset, version)
 
@@ -285,7 +293,7 @@ class _Output:
 
 
 def _job(store: Store, datasetid: str, declared: Mapping[str, Any]) -> str:
-    """The job that an asset is: as its metadata says, or the only one that writes the dataset."""
+    """Return the job of an asset: as its metadata says, or the only one that writes the dataset."""
     named, known = declared.get("opendataflow/job"), producers(store, datasetid)
     found = [str(getattr(named, "value", named))] if named else known
     if not found or not set(found) <= set(known):
@@ -298,14 +306,14 @@ def _job(store: Store, datasetid: str, declared: Mapping[str, Any]) -> str:
         )
     if len(found) > 1:
         raise Refused(
-            f"Jobs {', '.join(map(repr, found))} write {datasetid!r}: which of them is the asset? "
-            'Give it the metadata {"opendataflow/job": "…"}.'
+            f"Jobs {', '.join(map(repr, found))} write {datasetid!r}. Choose the asset's job "
+            'with the metadata {"opendataflow/job": "…"}.'
         )
     outputs = store.plan(found[0]).outputs
     if len(outputs) > 1:
         raise Refused(
-            f"Job {found[0]!r} writes {', '.join(outputs)}, which become READY together, and an "
-            "asset's value is one of them. Make them by @dataflow_assets."
+            f"Job {found[0]!r} writes {', '.join(outputs)}, which become READY together, but an "
+            "asset has one value. Use @dataflow_assets for this job."
         )
     return found[0]
 
@@ -322,13 +330,13 @@ def _by_key(obj: Any, keys: list[str]) -> Mapping[str, Any]:
 
 def _replaced_text(datasetid: str, was: int | None, now: int | None) -> str:
     return (
-        f"{datasetid!r} was made anew while this chunk was made of it: generation "
-        f"{was or 'unknown'} was read, and {now or 'another'} is there"
+        f"{datasetid!r} was replaced while this chunk was produced from it: generation "
+        f"{was or 'unknown'} was read, and {now or 'another'} is current"
     )
 
 
 def _execution() -> dg.AssetExecutionContext | None:
-    """The step that runs; None in a test that calls the IO manager by itself."""
+    """The running step; None in a test that calls the IO manager directly."""
     try:
         return dg.AssetExecutionContext.get()
     except dg.DagsterInvariantViolationError:
@@ -337,7 +345,7 @@ def _execution() -> dg.AssetExecutionContext | None:
 
 @contextmanager
 def _one_line_failures(store: Store) -> Iterator[None]:
-    """Turn what the tables say, or that they are away, into a failure with one clear line."""
+    """Turn errors of the tables, or an outage, into a failure with one clear line."""
     try:
         yield
     except DataflowError as error:
@@ -353,11 +361,11 @@ def _one_line_failures(store: Store) -> Iterator[None]:
 
 
 MAX_LOGGED_CHUNKS = 200
-"""How many chunks of one input the log lists."""
+"""Chunks of one input that the log lists."""
 
 
 def input_shape(annotation: Any) -> tuple[str, str]:
-    """How an annotation wants a chunk: alone, in a `dict`, or `any`; and as what."""
+    """Return how an annotation wants a chunk (alone, in a `dict`, or `any`), and as which type."""
     origin = typing.get_origin(annotation)
     if annotation in (dict, Mapping) or origin in (dict, Mapping):
         values = typing.get_args(annotation)
@@ -385,7 +393,7 @@ def input_shape(annotation: Any) -> tuple[str, str]:
 def as_input(
     reading: Reading, target: Folder | ObjectStore | Table, kind: str, session: Callable[[], Any]
 ) -> Any:
-    """A chunk in the form that the input wants; a session of Spark starts only for its frames."""
+    """Return a chunk in the form that the input wants; Spark starts only for Spark frames."""
     if kind == "spark":
         return _spark(reading, target, session)
     if kind in ("path", "str"):
@@ -420,7 +428,7 @@ def _spark(
 
 
 def join_chunks(found: Mapping[str, Any], kind: str, name: str) -> Any:
-    """Several chunks, by their partition keys, as one."""
+    """Combine several chunks, by their partition keys, into one."""
     parts = list(found.values())
     if kind == "pandas":
         import pandas
@@ -433,13 +441,13 @@ def join_chunks(found: Mapping[str, Any], kind: str, name: str) -> Any:
     if kind == "spark":
         return _unite_frames(found, name)
     raise Refused(
-        f"Input {name!r} is {len(parts)} chunks, which don't become one. Annotate it as "
-        "dict[str, …]: a chunk by each partition key."
+        f"Input {name!r} is {len(parts)} chunks, which can't be combined. Annotate it as "
+        "dict[str, …] to get a chunk per partition key."
     )
 
 
 def _unite_frames(found: Mapping[str, Any], name: str) -> Any:
-    """Chunks of Spark as one frame, which has the columns of all: a schema may have been merged."""
+    """Combine Spark chunks into a frame with the columns of all: a schema may have been merged."""
     from ..spark.schema import compare, fitted, merged, schema_text
 
     texts = {key: schema_text(part.schema) for key, part in found.items()}
@@ -449,9 +457,9 @@ def _unite_frames(found: Mapping[str, Any], name: str) -> Any:
             both = merged(whole, text)
             if both is None:
                 raise Refused(
-                    f"Input {name!r} is {len(found)} chunks, which don't become one: in chunk "
+                    f"Input {name!r} is {len(found)} chunks, which can't be combined: in chunk "
                     f"{printable(key)!r}, {'; '.join(differences)}. Annotate it as "
-                    "dict[str, DataFrame]: a chunk by each partition key."
+                    "dict[str, DataFrame] to get a chunk per partition key."
                 )
             whole = both
     united = None
@@ -462,7 +470,7 @@ def _unite_frames(found: Mapping[str, Any], name: str) -> Any:
 
 
 def evidence(reading: Reading) -> dict[str, Any]:
-    """The metadata of an input: which generation was read, and the five answers about it."""
+    """Return the metadata of an input: which generation was read, and the five answers about it."""
     entries = {
         "dataset": reading.datasetid,
         "dataid": reading.dataid,
@@ -475,7 +483,7 @@ def evidence(reading: Reading) -> dict[str, Any]:
 
 
 def consumption_line(datasetid: str, readings: list[Reading]) -> str:
-    """Which generations were consumed, in a line."""
+    """List the generations that were consumed, in a line."""
     named = [f"{printable(reading.dataid)} ({reading.generation or 0})" for reading in readings]
     listed = ", ".join(first_of(named, MAX_LOGGED_CHUNKS))
     return f"Read {len(readings)} chunks of {datasetid} (generation): {listed}"

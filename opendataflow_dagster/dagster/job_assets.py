@@ -1,4 +1,4 @@
-"""A job as assets: one for each dataset that it writes, with a partition for each chunk."""
+"""Assets for a job: one per dataset that it writes, with a partition per chunk."""
 
 import inspect
 import logging
@@ -26,40 +26,40 @@ from .versions import stale_check
 _log = logging.getLogger("opendataflow_dagster")
 
 OBSERVATION_METADATA = "__source_asset_observation__"
-"""A metadata key on an output with which Dagster doesn't log a materialization for it.
+"""A metadata key on an output: Dagster logs no materialization for such an output.
 
-Without it, every partition of the run would turn green at the end of the step, also those whose
-chunk has failed. `internals.py` checks that Dagster knows it, and `tests/dagster/test_assets.py`
-that it heeds it."""
+Without it, every partition of the run would turn green at the end of the step, even those whose
+chunk failed. `internals.py` checks that Dagster knows the key, and `tests/dagster/test_assets.py`
+that Dagster respects it."""
 
 warnings.filterwarnings(
     "ignore", "Asset job .* materializes assets with varying BackfillPolicies", UserWarning
-)  # they vary on purpose: see `_backfill_policy`
+)  # the policies vary on purpose: see `_backfill_policy`
 
 MAX_PARTITIONS_PER_RUN = 500
-"""How many chunks of a backfill one run produces, if no policy of yours says otherwise."""
+"""Chunks of a backfill that one run produces, unless a policy of yours says otherwise."""
 
 Source = DataflowResource | Catalog | Flow
-"""What has the jobs that assets are made of: the tables, what is known of them, or a flow."""
+"""Where the jobs behind the assets are found: the tables, a catalog read from them, or a flow."""
 
 Prepare = Callable[[dg.AssetExecutionContext, Mapping[str, Any]], Maker]
-"""Gives what produces chunks, by the context, and by the values of the parameters it asks for."""
+"""Builds the maker of chunks from the context and the values of the parameters it declares."""
 
 UNREGISTERED = "dataflow_unregistered"
-"""The attribute of an empty definition: the job that it would run, if that were registered."""
+"""The attribute of an empty definition that names the job it would run if it were registered."""
 
 
 def catalog_in(source: Source) -> Catalog:
-    """What is registered in the tables, or what a flow declares."""
+    """Return what is registered in the tables, or what a flow declares."""
     if isinstance(source, Catalog):
         return source
     return catalog_of(source) if isinstance(source, Flow) else readable_catalog(source)
 
 
 def readable_catalog(dataflow: DataflowResource) -> Catalog:
-    """What is registered; nothing, and why, where the tables can't be read and never could be.
+    """Return what is registered; if the tables were never readable, an empty catalog and why.
 
-    A code location is loaded all the same: it may have more than what these tables know.
+    The code location loads either way: it may have assets that don't need these tables.
     """
     try:
         return dataflow.catalog()
@@ -68,7 +68,7 @@ def readable_catalog(dataflow: DataflowResource) -> Catalog:
         if not (isinstance(error, NoDatabase) or store.db.trouble(error)):
             raise
         unread = f"what is registered in {store.db.where} can't be read: {first_line(error)}"
-    _log.warning("%s. The assets of its datasets and jobs are left out until then.", unread)
+    _log.warning("%s. The assets of its datasets and jobs are left out until it can.", unread)
     return Catalog({}, {}, {}, {}, unread=unread)
 
 
@@ -78,9 +78,19 @@ def dataflow_specs(
     translator: DataflowTranslator | None = None,
     jobs: Iterable[str] | None = None,
 ) -> list[dg.AssetSpec]:
-    """The assets of what jobs write: of those named, or else of all that can run.
+    """Return the asset specs of the datasets that jobs write: of the given jobs, or of all.
 
-    Of several jobs that write the same dataset, only one may be named; of all, the first counts.
+    Args:
+        catalog: The registered datasets and jobs.
+        translator: Names datasets, chunks and jobs in Dagster.
+        jobs: The jobs; by default all that can run. If several jobs write the same dataset, name
+            only one of them here; by default, the first counts.
+
+    Raises:
+        WrongUse: Two of the given jobs write the same dataset, or one isn't registered.
+
+    Example:
+        specs = dataflow_specs(DataflowResource().catalog())
     """
     translator = translator or DataflowTranslator()
     named = list(catalog.jobs) if jobs is None else list(jobs)
@@ -101,7 +111,16 @@ def external_assets(
     produced: Iterable[str],
     translator: DataflowTranslator | None = None,
 ) -> list[dg.AssetSpec]:
-    """The assets of the datasets that nothing here produces."""
+    """Return specs for the datasets that nothing here produces.
+
+    Args:
+        catalog: The registered datasets and jobs.
+        produced: The datasets that assets of this code location produce; they are left out.
+        translator: Names datasets, chunks and jobs in Dagster.
+
+    Example:
+        specs = external_assets(catalog, produced=["checked"])
+    """
     translator, here = translator or DataflowTranslator(), set(produced)
     return [
         translator.spec(catalog, datasetid, None)
@@ -111,7 +130,7 @@ def external_assets(
 
 
 class JobOptions(TypedDict, total=False):
-    """What Dagster may be told of a job's step and its assets."""
+    """Options of Dagster for a job's step and its assets."""
 
     name: str | None
     description: str | None
@@ -130,22 +149,22 @@ class JobOptions(TypedDict, total=False):
 
 
 SETS = frozenset({"hooks", "kinds", "required_resource_keys"})
-"""The options that are sets: a text would be taken for the set of its letters."""
+"""The options that are sets: a plain string would be read as the set of its letters."""
 
 
 def refuse_unknown_options(jobid: str, options: Mapping[str, Any]) -> None:
-    """Refuse what isn't an option of a job's assets, in a line with those that are."""
+    """Refuse unknown options of a job's assets, with a line that lists the known ones."""
     for name in options:
         if name not in JobOptions.__annotations__:
             known = sorted(JobOptions.__annotations__)
             like = did_you_mean(name, known)
             raise WrongUse(
-                f"There is no option {name!r} for the assets of job {jobid!r}{like or '.'} These "
-                f"are: {', '.join(known)}."
+                f"There is no option {name!r} for the assets of job {jobid!r}{like or '.'} "
+                f"Known: {', '.join(known)}."
             )
         if isinstance(options[name], str) and name in SETS:
             raise WrongUse(
-                f"Option {name!r} for the assets of job {jobid!r} is a set of names: "
+                f"Option {name!r} for the assets of job {jobid!r} must be a set of names: "
                 f"{{{options[name]!r}}}."
             )
 
@@ -163,21 +182,21 @@ def assets_of_job(
     runs: str = "",
     **options: Unpack[JobOptions],
 ) -> dg.AssetsDefinition:
-    """One step that produces all datasets of a job, partition by partition.
+    """Return one step that produces all datasets of a job, partition by partition.
 
     Dagster proposes partitions; the tables decide which of them may run.
 
     Args:
-        jobid: The job; if it isn't registered, there are no assets, and a warning.
-        dataflow: The tables, what is registered in them, or a flow.
-        prepare: Gives, at the start of a step, what produces its chunks.
-        parameters: The `config` and the resources that `prepare` is given, by their names.
-        translator: How datasets, chunks and jobs are called in Dagster.
-        checks: Functions that look at a chunk before it becomes READY.
-        promised: Checks whose answers the maker itself gives.
-        secrets: Put the passwords into the environment, as scripts expect them.
-        runs: What runs the job, for the description of its assets: "function shop.check".
-        options: What Dagster is told of the step and its assets.
+        jobid: The job. If it isn't registered, a warning is logged and there are no assets.
+        dataflow: The tables, a catalog read from them, or a flow.
+        prepare: Builds, at the start of a step, the maker that produces its chunks.
+        parameters: The `config` and the resources that `prepare` needs, by name.
+        translator: Names datasets, chunks and jobs in Dagster.
+        checks: Functions that check a chunk before it becomes READY.
+        promised: Checks whose results the maker itself reports.
+        secrets: Add passwords to the environment, as scripts expect.
+        runs: What runs the job, for the assets' description: "function shop.check".
+        options: Options of Dagster for the step and its assets.
     """
     refuse_unknown_options(jobid, options)
     catalog = catalog_in(dataflow)
@@ -209,16 +228,16 @@ def assets_of_job(
 
 
 def _stale_checks(plan: Plan) -> list[ChunkCheck]:
-    """A check of each dataset of a job that reads something which can be replaced."""
+    """Return a staleness check per dataset of a job that reads inputs which can be replaced."""
     return [stale_check(datasetid) for datasetid in plan.outputs if plan.reads]
 
 
 def no_assets(jobid: str, flaw: str) -> dg.AssetsDefinition:
-    """The definition of no asset: what isn't registered mustn't take a project's own assets down.
+    """Return an empty definition: an unregistered job mustn't take the project's assets down.
 
-    `build_definitions` says so in the page of its sensor, too.
+    The page of the sensor of `build_definitions` shows the reason, too.
     """
-    _log.warning("%s. Its assets are left out until then.", flaw)
+    _log.warning("%s. Its assets are left out until it is.", flaw)
     nothing = dg.AssetsDefinition(specs=[])
     setattr(nothing, UNREGISTERED, jobid)
     return nothing
@@ -233,12 +252,12 @@ def _job_op(
     options: JobOptions,
     parameters: Sequence[inspect.Parameter],
 ) -> dg.OpDefinition:
-    """The op of a job."""
+    """Return the op of a job."""
     resources = {RESOURCE_KEY, *options.get("required_resource_keys", ())}
     keywords = as_keywords(parameters, resources)
     if options.get("config_schema") and any(each.name == "config" for each in keywords):
         raise WrongUse(
-            f"The function of job {jobid!r} takes `config`, which says what its config is. Leave "
+            f"The function of job {jobid!r} takes `config`, whose class defines the config. Leave "
             "out config_schema."
         )
     if resources <= {each.name for each in keywords}:
@@ -267,10 +286,10 @@ def _job_body(
     secrets: bool,
     code_version: str | None,
 ) -> Body:
-    """What the step of a job does.
+    """Return the body of a job's step.
 
-    Dagster calls it again for each retry of the step. So nothing is prepared when the location is
-    loaded: a maker that outlived an attempt would go on with its claims, which are settled by then.
+    Dagster calls it again for each retry of the step, so nothing is prepared when the location is
+    loaded: a maker that outlived an attempt would keep using claims that are already settled.
     """
 
     def body(context: dg.AssetExecutionContext, values: Mapping[str, Any]) -> Iterator[Event]:
@@ -285,7 +304,7 @@ def _job_body(
 
 
 class _Ports(NamedTuple):
-    """The inputs and outputs of an op, by their names, and what they stand for."""
+    """The inputs and outputs of an op, by name, and what they stand for."""
 
     ins: dict[str, dg.AssetKey]
     outs: dict[str, dg.AssetKey]
@@ -293,7 +312,7 @@ class _Ports(NamedTuple):
 
 
 def _ports(specs: Sequence[dg.AssetSpec], checks: Sequence[dg.AssetCheckSpec]) -> _Ports:
-    """Numbered names: a dataset's own may be no identifier, or two may look the same as one."""
+    """Number the names: a dataset's own may not be an identifier, or two may collide."""
     upstream = dict.fromkeys(dep.asset_key for spec in specs for dep in spec.deps)
     return _Ports(
         {f"input_{number}": key for number, key in enumerate(upstream)},
@@ -303,37 +322,37 @@ def _ports(specs: Sequence[dg.AssetSpec], checks: Sequence[dg.AssetCheckSpec]) -
 
 
 def _refuse_doubled_names(checks: Iterable[ChunkCheck], jobid: str) -> None:
-    """Refuse two checks of one name: Dagster would say so in the words of its steps."""
+    """Refuse two checks with the same name: Dagster's own error wouldn't say which ones."""
     seen = set()
     for rule in checks:
         if (rule.dataset, rule.name) in seen:
             raise WrongUse(
-                f"Two checks of dataset {rule.dataset!r}, which job {jobid!r} writes, are called "
-                f"{rule.name!r}: rules of `expect` are checks too. Give one another name."
+                f"Dataset {rule.dataset!r}, which job {jobid!r} writes, has two checks named "
+                f"{rule.name!r}. Rules of `expect` are checks too. Rename one of them."
             )
         seen.add((rule.dataset, rule.name))
 
 
 def _backfill_policy(catalog: Catalog, jobid: str) -> dg.BackfillPolicy:
-    """Runs of many chunks, and a size that differs by the job's depth in the graph.
+    """Runs of many chunks, with a size that depends on the job's depth in the graph.
 
-    Dagster puts jobs with equal policies into one run. There, one bad chunk of the upstream job
-    would keep all chunks of the downstream job from running. With sizes that differ, each job gets
-    runs of its own, and the backfill launches downstream what is READY upstream. Dagster's warning
-    about it is ignored above.
+    Dagster puts jobs with equal policies into one run. In such a run, one bad chunk of the upstream
+    job would keep all chunks of the downstream job from running. With different sizes, each job
+    gets its own runs, and the backfill launches downstream the chunks that are READY upstream.
+    Dagster's warning about it is ignored above.
     """
     return dg.BackfillPolicy.multi_run(max(1, MAX_PARTITIONS_PER_RUN - catalog.depth(jobid)))
 
 
 def registered_plan(catalog: Catalog, jobid: str) -> Plan:
-    """The plan of a job that can run."""
+    """Return the plan of a job that can run."""
     if flaw := why_unregistered(catalog, jobid):
         raise WrongUse(flaw)
     return catalog.jobs[jobid]
 
 
 def why_unregistered(catalog: Catalog, jobid: str) -> str:
-    """Why a job can't be run at all, with the command that registers it; nothing if it can."""
+    """Return why a job can't run at all, with the command that registers it; "" if it can."""
     plan = catalog.jobs.get(jobid)
     if plan is not None and not plan.flaw:
         return ""
@@ -345,7 +364,7 @@ def why_unregistered(catalog: Catalog, jobid: str) -> str:
 
 
 def what_registers(catalog: Catalog, jobid: str) -> str:
-    """What to do for a job to be known: to the flow that definitions come from, or the tables."""
+    """Return the step that makes a job known: to the flow of these definitions, or the tables."""
     if catalog.registered_by:
         return "Declare it in the flow"
     return f"Run: odf job add {typed(jobid)} --in DATASET --out DATASET"
@@ -359,24 +378,24 @@ def one_producer_each(catalog: Catalog, jobs: Iterable[str]) -> None:
             other = maker.setdefault(datasetid, jobid)
             if other != jobid:
                 raise WrongUse(
-                    f"Jobs {other!r} and {jobid!r} both write {datasetid!r}: an asset can be made "
-                    "by one of them in a code location. Leave out the other, or put it in a "
-                    "location of its own; its chunks are shown all the same."
+                    f"Jobs {other!r} and {jobid!r} both write {datasetid!r}, but within a code "
+                    "location one job produces an asset. Leave out the other, or put it in a "
+                    "location of its own; its chunks are shown either way."
                 )
 
 
 STARTS = {
-    "work": "`odf work` starts it by itself, Dagster doesn't.",
-    "cron": "Neither Dagster nor `odf work` starts it by itself.",
-    "dagster": "Dagster starts it by itself, `odf work` doesn't.",
+    "work": "`odf work` starts it; Dagster doesn't.",
+    "cron": "Neither Dagster nor `odf work` starts it.",
+    "dagster": "Dagster starts it; `odf work` doesn't.",
 }
-"""What the key `runs_in` of a flow's job means."""
+"""Job's key `runs_in` in a flow → the sentence of the asset's description."""
 
 
 def described(
     spec: dg.AssetSpec, catalog: Catalog, jobid: str, runs: str, about: str | None = None
 ) -> dg.AssetSpec:
-    """A spec whose description also tells what runs the job, who starts it, and what that says."""
+    """Extend a spec's description: what runs the job, who starts it, and the runner's own text."""
     sentence = f"Job `{printable(jobid)}` runs {runs}." if runs else ""
     starts = STARTS.get(catalog.runs_in.get(jobid, ""), "")
     paragraphs = [spec.description, " ".join(filter(None, [sentence, starts])), about]
@@ -384,7 +403,7 @@ def described(
 
 
 def _with_options(spec: dg.AssetSpec, options: JobOptions) -> dg.AssetSpec:
-    """A spec with the options that the user gave for this job."""
+    """Return a spec with the options that the user set for this job."""
     given = {
         name: value
         for name in ("group_name", "code_version", "automation_condition")
@@ -394,9 +413,9 @@ def _with_options(spec: dg.AssetSpec, options: JobOptions) -> dg.AssetSpec:
 
 
 def silent_outputs(context: Any, names: Iterable[str]) -> Iterator[dg.Output]:
-    """Outputs by which steps downstream start, and that Dagster doesn't log as materialized.
+    """Yield outputs that start the steps downstream and that Dagster doesn't log as materialized.
 
-    None on a Dagster that would log them: a partition whose chunk has failed would turn green.
+    Yields none on a Dagster that would log them: a partition whose chunk failed would turn green.
     """
     if missing := internals.degraded([internals.STEPS]):
         context.log.warning(missing)
@@ -408,13 +427,13 @@ def silent_outputs(context: Any, names: Iterable[str]) -> Iterator[dg.Output]:
 def _step_function(
     body: Body, ports: _Ports, keywords: Sequence[inspect.Parameter]
 ) -> Callable[..., Any]:
-    """The generator that Dagster calls: an event for each chunk, then the outputs.
+    """Return the generator that Dagster calls: an event for each chunk, then the outputs.
 
-    The outputs let the steps downstream in the same run start. By its parameters Dagster knows
-    what config and which resources it is to give.
+    The outputs let downstream steps of the same run start. Its parameters tell Dagster which config
+    and which resources to pass.
     """
 
-    # Without a return annotation: Dagster would check it against the op's outputs.
+    # No return annotation: Dagster would check it against the op's outputs.
     def run(context, **values):
         yield from body(context, values)
         yield from silent_outputs(context, ports.outs)

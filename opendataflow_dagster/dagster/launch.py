@@ -32,31 +32,31 @@ _log = logging.getLogger("opendataflow_dagster")
 Target = dg.AssetsDefinition | dg.AssetSelection
 
 JOB_TAG, OFFER_TAG = f"{CATCH_UP_TAG}-job", "opendataflow/offer"
-"""The tags that tell whose run it is, and what there was to claim when it was launched."""
+"""The tags that name a run's job, and what could be claimed when it was launched."""
 
 DATABASE_WAIT_SECONDS = 5.0
 """Seconds that a tick waits for a database that went away."""
 
 CATCH_UP_SECONDS = 10
-"""Seconds between two looks at what can be claimed."""
+"""Seconds between two checks for chunks to claim."""
 
 MAX_WAIT_SECONDS = 3600.0
-"""Seconds at most between two runs that change nothing."""
+"""The longest wait, in seconds, between two runs that change nothing."""
 
 EARLY_LAUNCH_SECONDS = 30.0
-"""Seconds by which a launch may be early, so that a late tick doesn't delay all after it."""
+"""Seconds by which a launch may be early, so that a late tick doesn't delay all later ones."""
 
 WORKER_START_SECONDS = 60.0
-"""Seconds after which a run that should be at work, but has no worker, holds up no other one."""
+"""Seconds after which a started run without a worker no longer holds up the next run."""
 
 MAX_ENDED_RUNS = 10
-"""Ended runs of a job that are looked at: doubling as often leads to the longest wait."""
+"""Ended runs of a job to look at: a wait doubled that often is the longest one."""
 
 CRON_PERIODS_MINUTES = [
     *(minutes for minutes in range(1, 61) if 60 % minutes == 0),
     *(60 * hours for hours in range(2, 25) if 24 % hours == 0),
 ]
-"""Periods that a cron expression can have: it begins again with each hour, and with each day."""
+"""Periods that a cron expression can have: it starts over with each hour and each day."""
 
 ENDED_STATUSES = (
     dg.DagsterRunStatus.SUCCESS,
@@ -69,19 +69,19 @@ AT_WORK_STATUSES = (
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
 )
-"""NOT_STARTED isn't among them: a run that Dagster failed to launch must not hold up the next one,
-and Dagster launches it by itself when the sensor requests its run key again."""
+"""NOT_STARTED is missing on purpose: a run that Dagster failed to launch must not hold up the
+next one, and Dagster launches it when the sensor requests its run key again."""
 
 
 class JobAssets(NamedTuple):
-    """The assets that run a job, and under which name their partitions are kept."""
+    """The assets that run a job, and the name of their partitions definition."""
 
     keys: list[dg.AssetKey]
     partitions: str | None
 
     @classmethod
     def of(cls, target: Target, repository: dg.RepositoryDefinition | None) -> "JobAssets":
-        """The assets of a target; a selection is resolved among those of the code location."""
+        """Return the assets of a target; a selection is resolved within the code location."""
         if isinstance(target, dg.AssetsDefinition):
             return cls(sorted(target.keys), _name(target))
         if repository is None:
@@ -96,7 +96,7 @@ def _name(assets: dg.AssetsDefinition) -> str | None:
 
 
 class Launcher:
-    """What Dagster knows of our runs, and the requests for more of them."""
+    """Our runs, as Dagster knows them, and the requests for more of them."""
 
     def __init__(
         self,
@@ -110,10 +110,10 @@ class Launcher:
         self.translator = translator or DataflowTranslator()
 
     def at_work(self, jobids: Iterable[str], store: Store) -> dict[str, list[dg.RunRecord]]:
-        """The runs of jobs that haven't ended, by job.
+        """Return the runs of jobs that haven't ended, by job.
 
-        One that was killed before it began stays "started" for a while, until it is buried: it
-        must not keep the next from being launched. Should it live after all, the claims decide.
+        A run that was killed before it began stays "started" until a sensor ends it. It mustn't
+        delay the next launch. If it is alive after all, the claims decide.
         """
         found: dict[str, list[dg.RunRecord]] = {jobid: [] for jobid in jobids}
         if found:
@@ -126,12 +126,12 @@ class Launcher:
         return found
 
     def ended(self, jobid: str) -> Sequence[dg.RunRecord]:
-        """The last runs of a job that have ended, the newest first."""
+        """Return the last ended runs of a job, the newest first."""
         wanted = dg.RunsFilter(statuses=ENDED_STATUSES, tags={JOB_TAG: jobid})
         return self.instance.get_run_records(filters=wanted, limit=MAX_ENDED_RUNS)
 
     def early(self, found: Offer, launched: Sequence[dg.RunRecord]) -> str:
-        """How long ago the last launch was, of a job that is launched every so often only."""
+        """Return how long ago a job with `every_minutes` was launched, if it isn't due; else ""."""
         if not (found.every_minutes and launched):
             return ""
         ago = time.time() - max(record.create_timestamp.timestamp() for record in launched)
@@ -140,10 +140,11 @@ class Launcher:
         return f"every {found.every_minutes} minutes, launched {_duration(ago)} ago"
 
     def in_vain(self, found: Offer, ended: Sequence[dg.RunRecord]) -> str:
-        """What a job waits for whose runs change nothing.
+        """Return what a job waits for if its last runs changed nothing; else "".
 
-        A run that left the first chunk of the queue as it was has done nothing, be it for a broken
-        code location or a chunk that can't be claimed: the next one comes after twice the time.
+        A run that left the first chunk of the queue as it was has done nothing, for example because
+        of a broken code location or a chunk that can't be claimed. The wait doubles after each such
+        run.
         """
         useless = 0
         for record in ended:
@@ -166,12 +167,12 @@ class Launcher:
     def request(
         self, found: Offer, assets: JobAssets, ended: Sequence[dg.RunRecord], number: int = 1
     ) -> dg.RunRequest:
-        """A run that claims what its job may claim.
+        """Return a request for a run that claims what its job may claim.
 
-        Dagster launches a run key once and never again. So the key names the first chunk, that
-        chunk's last change and the run before: two ticks that see the same request one run, and
-        after a RESUBMIT or a killed run the key is another one. A key of the chunk alone would
-        never launch a resubmitted chunk.
+        Dagster launches a run key only once. So the key names the first chunk, that chunk's last
+        change and the run before: two ticks that see the same state request one run, and after a
+        RESUBMIT or a killed run the key differs. A key of the chunk alone would never launch a
+        resubmitted chunk.
         """
         before = ended[0].dagster_run.run_id if ended else "none"
         key = f"{found.jobid}: {self._offered(found)} after {before}"
@@ -194,14 +195,14 @@ class Launcher:
         return self.translator.partition_key(found.first or "")
 
     def _partition(self, found: Offer, assets: JobAssets) -> dict[str, str]:
-        """The tags without which Dagster doesn't run partitioned assets.
+        """Return the tags without which Dagster doesn't run partitioned assets.
 
         It launches a run without a partition, but the step fails before its body when an input is
-        partitioned too and has been materialized: Dagster looks up which of its partitions the run
-        is about. So the run names the first chunk of the queue. It may claim other chunks than
-        that one; `defer_asset_events` keeps Dagster from planning a materialization for it, which
-        would make the partition red when this run fails for another chunk. The step logs an event
-        for each chunk that it has produced.
+        partitioned too and has been materialized: Dagster looks up which of the input's partitions
+        the run needs. So the run names the first chunk of the queue. It may claim other chunks
+        instead; `defer_asset_events` keeps Dagster from planning a materialization of the named
+        one, which would turn that partition red when this run fails for another chunk. The step
+        logs an event for each chunk that it produces.
         """
         if assets.partitions is None:
             return {}
@@ -209,7 +210,7 @@ class Launcher:
         if not self.instance.has_dynamic_partition(name, key):
             try:
                 self.instance.add_dynamic_partitions(name, [key])
-            except Exception:  # of two who add the same one, one fails
+            except Exception:  # if two processes add the same key, one of them fails
                 if not self.instance.has_dynamic_partition(name, key):
                     raise
         return {
@@ -233,12 +234,23 @@ def catch_up_sensor(
 ) -> dg.SensorDefinition:
     """Launch runs for the chunks that jobs may claim, within each job's dials.
 
-    `jobs` tells which assets run a job. A run claims up to `batch` chunks, and a job has up to
-    `runs_per_job` runs at a time. `odf policy` turns the dials: how many claims a job may hold, how
-    often it is launched, until when it is paused.
+    `odf policy` sets the dials: how many chunks a job may claim at a time, how often it is
+    launched, and until when it is paused.
 
-    A run of a pipeline of `projects` makes one chunk. Of pipelines that wait for no other, a chunk
-    is begun whenever one is due by `every_minutes`.
+    Args:
+        dataflow: The tables.
+        jobs: By job, the assets that run it.
+        translator: Names datasets, chunks and jobs in Dagster.
+        name: The sensor's name.
+        runs_per_job: How many runs a job has at a time.
+        batch: How many chunks a run claims.
+        minimum_interval_seconds: Seconds between two ticks.
+        default_status: Whether the sensor is on from the start.
+        projects: Projects with pipelines among the jobs. A run of a pipeline produces one chunk. A
+            pipeline without upstream datasets starts a run whenever `every_minutes` says so.
+
+    Example:
+        sensor = catch_up_sensor(dataflow, {"check": check_assets})
     """
     tick = CatchUp(
         dataflow, jobs, translator, runs_per_job, batch, minimum_interval_seconds, projects
@@ -261,7 +273,7 @@ def catch_up_of(
     minimum_interval_seconds: int = CATCH_UP_SECONDS,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.SensorDefinition:
-    """The sensor that launches runs of some of the assets, by the parts of its code location."""
+    """Return the sensor that launches runs of the assets that it finds in its code location."""
 
     @dg.sensor(
         name=name,
@@ -287,7 +299,7 @@ def catch_up_of(
 
 
 class CatchUp(NamedTuple):
-    """What each evaluation of the catch-up sensor does: read what can be claimed, request runs."""
+    """One evaluation of the catch-up sensor: read what can be claimed, and request runs."""
 
     dataflow: DataflowResource
     jobs: Mapping[str, Target]
@@ -306,7 +318,7 @@ class CatchUp(NamedTuple):
         )
         store = None
         try:
-            # A tick that waits for minutes would be killed by the daemon, with an error in the UI.
+            # The daemon kills a tick that waits for minutes, and the UI shows an error.
             store = self.dataflow.patient_store(DATABASE_WAIT_SECONDS)
             if refusal := store.db.insist(lambda: store.unclaimable(now=True))[0]:
                 return dg.SkipReason(f"{refusal} Nothing is launched.")
@@ -323,7 +335,7 @@ class CatchUp(NamedTuple):
         for found in offers:
             running = at_work[found.jobid]
             if in_hand := others[found.jobid].of_work:
-                waits = f"`odf work` has {in_hand} in hand"
+                waits = f"`odf work` is working on {in_hand}"
             else:
                 waits = self._request(context, launcher, found, running, requests)
             if found.obstacle == NOTHING_CLAIMABLE and not running:
@@ -338,7 +350,7 @@ class CatchUp(NamedTuple):
 
     @property
     def _max_claims(self) -> int:
-        """Chunks to count at most: no more than what all runs of a job could claim now."""
+        """Return the most chunks to count: no more than all runs of a job could claim now."""
         return max(MAX_COUNTED_CHUNKS, self.runs_per_job * self.batch)
 
     def _offer(self, store: Store, jobid: str) -> Offer:
@@ -353,7 +365,7 @@ class CatchUp(NamedTuple):
         running: Sequence[dg.RunRecord],
         requests: list[dg.RunRequest],
     ) -> str:
-        """Request the runs that a job has room for; or say why it waits although it has room."""
+        """Request the runs that a job has room for, or say why it waits although it has room."""
         is_pipeline = self.projects is not None and found.jobid in self.projects.shown
         chunks = 1 if is_pipeline else self.batch
         free = _free_runs(found, len(running), self.runs_per_job, chunks)
@@ -376,7 +388,7 @@ class CatchUp(NamedTuple):
 
 
 def selection(targets: Iterable[Target]) -> dg.AssetSelection:
-    """All assets of some targets."""
+    """Return all assets of some targets."""
     chosen = dg.AssetSelection.assets()
     for target in targets:
         if isinstance(target, dg.AssetsDefinition):
@@ -386,7 +398,7 @@ def selection(targets: Iterable[Target]) -> dg.AssetSelection:
 
 
 def unreadable(store: Store | None, error: Exception, then: str = "Nothing is launched.") -> str:
-    """One line about tables that can't be read; what is no such trouble is raised again."""
+    """Describe tables that can't be read, in one line; any other error is raised again."""
     if store is not None and store.db.trouble(error) == "gone":
         store.db.drop()
     known = (DataflowError, *(store.db.failures if store is not None else ()))
@@ -396,13 +408,13 @@ def unreadable(store: Store | None, error: Exception, then: str = "Nothing is la
 
 
 def _lacks_worker(record: dg.RunRecord) -> bool:
-    """Whether a run has been said to be at work for so long that it should have a worker."""
+    """Whether a run has been started for so long that it should have a worker."""
     since = time.time() - (record.start_time or record.create_timestamp.timestamp())
     return record.dagster_run.status == dg.DagsterRunStatus.STARTED and since > WORKER_START_SECONDS
 
 
 def _free_runs(found: Offer, running: int, runs_per_job: int, batch: int) -> int:
-    """How many more runs a job may get."""
+    """Return how many more runs a job may get."""
     if found.obstacle:
         return 0
     limits = [runs_per_job - running, -(-found.claimable // batch)]
@@ -431,10 +443,21 @@ def today_schedules(
     batch: int = 500,
     default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
 ) -> list[dg.ScheduleDefinition]:
-    """A schedule for each job that reads `today`: daily, or every so many minutes by its policy.
+    """Return a schedule for each job that reads `today`: daily, or by its dial `every_minutes`.
 
-    `jobs` tells which assets run a job. A job that waits for other inputs too, later in the day,
-    is launched by the catch-up sensor, or by its `every_minutes`.
+    If a job also waits for inputs that become READY later in the day, the catch-up sensor launches
+    it, or its `every_minutes` does.
+
+    Args:
+        dataflow: The tables.
+        jobs: By job, the assets that run it.
+        catalog: The registered datasets and jobs.
+        translator: Names datasets, chunks and jobs in Dagster.
+        batch: How many chunks a run claims.
+        default_status: Whether the schedules are on from the start.
+
+    Example:
+        schedules = today_schedules(dataflow, {"check": check_assets}, catalog=dataflow.catalog())
     """
     translator = translator or DataflowTranslator()
     daily = [
@@ -444,7 +467,7 @@ def today_schedules(
         return []
     try:
         timezone = dataflow.settings.timezone
-    except DataflowError as error:  # in CI there may be no properties file: the sensors will tell
+    except DataflowError as error:  # in CI there may be no properties file: the sensors report it
         _log.warning("The time zone of `today` isn't known: %s", first_line(error))
         timezone = None
     zone = zone_name(timezone)
@@ -464,21 +487,21 @@ def today_schedules(
 
 
 def cron(every_minutes: int | None, zone: str | None = "UTC") -> str:
-    """When to look: a minute past midnight, or as often as it takes to be exact to the minute.
+    """Return when to check: just after midnight, or as often as needed to be exact to the minute.
 
-    Where the day begins isn't known, it is looked for every hour.
+    If it isn't known when the day begins, check every hour.
     """
     minutes = every_minutes or (1440 if zone else 60)
     period = max(period for period in CRON_PERIODS_MINUTES if minutes % period == 0)
     if period < 60:
         return f"*/{period} * * * *"
-    # Not on the hour: by the database's clock it may still be yesterday.
+    # Not on the hour: the database's clock may still say yesterday.
     hours = period // 60
     return f"1 {'0' if hours == 24 else f'*/{hours}'} * * *"
 
 
 def zone_name(configured: str | None) -> str | None:
-    """The name of the time zone in which days begin: the configured one, or the machine's."""
+    """Return the time zone in which days begin: the configured one, or the machine's."""
     if configured:
         zone_called(configured)
         return configured

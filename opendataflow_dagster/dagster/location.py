@@ -1,8 +1,8 @@
 """What several calls of `build_definitions` in one code location share: resources and sensors.
 
-Dagster merges definitions only if what has the same name is the same object. So calls on the same
-tables get one resource, one IO manager and one of each sensor. What each call adds is a part; its
-definitions carry its number as metadata, by which a tick finds the parts that were merged.
+Dagster merges definitions only if things of the same name are the same object. So calls on the same
+tables get one resource, one IO manager and one of each sensor. Each call adds a part; its
+definitions carry the part's number as metadata, by which a tick finds the parts that were merged.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,11 +23,11 @@ from .sensors import Mirrored, reconcile_sensor, settlement_sensor
 from .translator import DataflowTranslator
 
 PART_ENTRY = "opendataflow/part-"
-"""What the metadata of definitions begin with that name a part."""
+"""The prefix of the metadata that names a part of the definitions."""
 
 _numbers = count(1)
 _tables: dict[tuple, "SharedTables"] = {}
-"""By the fields of the resource: what calls of this process share."""
+"""By the fields of the resource: what calls in this process share."""
 
 
 class LocationPart(NamedTuple):
@@ -51,24 +51,24 @@ class SharedTables:
 
     @classmethod
     def of(cls, dataflow: DataflowResource) -> "SharedTables":
-        """Those of the first resource that has the same fields."""
+        """Return the tables shared by all resources with the same fields."""
         key = (type(dataflow), *(repr(dict(dataflow)[name]) for name in sorted(dict(dataflow))))
         return _tables.setdefault(key, cls(dataflow))
 
     def add(self, part: LocationPart, name: str) -> dict[str, str]:
-        """Add a part; the metadata by which definitions have it."""
+        """Add a part; return the metadata that marks its definitions."""
         entry = f"{PART_ENTRY}{next(_numbers)}"
         self.parts[entry] = part
         return {entry: name}
 
     def merged(self, repository: dg.RepositoryDefinition | None) -> list[LocationPart]:
-        """The parts that a code location has; without one, the last."""
+        """Return the parts merged in a code location; without a location, the last part."""
         entries = (repository.metadata if repository else None) or {}
         found = [part for entry, part in self.parts.items() if entry in entries]
         return found or list(self.parts.values())[-1:]
 
     def io_manager(self, pyspark: Any) -> DataflowIOManager:
-        """The IO manager of all parts with the same session of Spark."""
+        """Return the IO manager of all parts with the same Spark session."""
         if id(pyspark) not in self._io_managers:
             manager = DataflowIOManager(
                 dataflow=self.dataflow, translator=LocationTranslator(self.parts), pyspark=pyspark
@@ -77,7 +77,7 @@ class SharedTables:
         return self._io_managers[id(pyspark)][1]
 
     def sensors(self, *, automatic: bool) -> list[dg.SensorDefinition]:
-        """The sensors that follow the tables are on at once; the one that launches runs waits."""
+        """The sensors: those that follow the tables are on, the one that launches runs is off."""
         return [self._reconcile, self._settlement, self._launching(automatic)]
 
     @cached_property
@@ -109,9 +109,9 @@ class SharedTables:
 
 
 class LocationTranslator(DataflowTranslator):
-    """The names that the parts of a location use: each dataset's are those of the last that has it.
+    """The names in a location: each dataset's come from the last part that has it.
 
-    How partitions are called, the last part says: it is the same for all on the same tables.
+    The last part names partitions: these names are equal for all parts on the same tables.
     """
 
     def __init__(self, parts: Mapping[str, LocationPart]) -> None:
@@ -144,7 +144,7 @@ class LocationTranslator(DataflowTranslator):
 
 
 class LaunchedAssets(dg.AssetSelection):
-    """The assets of a location that the catch-up sensor launches, of all parts that were merged."""
+    """The assets that the catch-up sensor of a location launches, from all merged parts."""
 
     def __init__(self, parts: Callable[[], list[LocationPart]]) -> None:
         self._parts = parts
@@ -162,7 +162,7 @@ class LaunchedAssets(dg.AssetSelection):
 
 
 def flows_in(definitions: dg.Definitions) -> list[Flow]:
-    """The flows from which definitions were built that are merged in these."""
+    """Return the flows from which these merged definitions were built."""
     return [
         part.registration.flow
         for shared in _tables.values()

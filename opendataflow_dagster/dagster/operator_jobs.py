@@ -1,4 +1,4 @@
-"""Jobs of Dagster's launchpad that do what `odf resubmit`, `odf hold` and others do."""
+"""Jobs in Dagster's launchpad that do what `odf resubmit`, `odf hold` and other commands do."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from .resources import RESOURCE_KEY
 from .translator import DataflowTranslator
 
 MAX_LISTED_CHUNKS = 100
-"""Chunks that a run's page lists; the history has all."""
+"""Chunks that a run's page lists; the history has all of them."""
 
 MAX_LOGGED_CHUNKS = 20
 """Chunks that a line of its log lists, which is read without a click."""
@@ -27,8 +27,8 @@ MAX_LOGGED_CHUNKS = 20
 MOVE = ("job", "dataset", "chunk", "from", "to")
 
 _JOB = "The job's name, as in `odf status`."
-_CHUNKS = "Partitions of the job, as the grid shows them."
-_REASON = "Why, for the history."
+_CHUNKS = "Partitions of the job, as in the grid."
+_REASON = "The reason, for the history."
 _DRY_RUN = "Only list what would change."
 
 
@@ -40,20 +40,22 @@ class Rows(NamedTuple):
 
 
 class ResubmitConfig(dg.Config):
-    """What `opendataflow_resubmit` is asked for."""
+    """The config of `opendataflow_resubmit`."""
 
-    job: str | None = Field(None, description=f"{_JOB} Left out, `failed` and `stale` mean all.")
+    job: str | None = Field(
+        None, description=f"{_JOB} Without a job, `failed` and `stale` apply to all jobs."
+    )
     chunks: list[str] = Field([], description=f"{_CHUNKS} With `failed`, only those that failed.")
     failed: bool = Field(False, description="All chunks that failed.")
     stale: bool = Field(False, description="READY chunks whose inputs were replaced since.")
     since: str | None = Field(None, description="With `failed`: since when, like 2026-03-01.")
-    downstream: bool = Field(False, description="And what other jobs made of them, and so on.")
+    downstream: bool = Field(False, description="Also what other jobs produced from them.")
     reason: str | None = Field(None, description=_REASON)
     dry_run: bool = Field(False, description=_DRY_RUN)
 
 
 class ChunksConfig(dg.Config):
-    """What `opendataflow_hold` and `opendataflow_release` are asked for."""
+    """The config of `opendataflow_hold` and `opendataflow_release`."""
 
     job: str = Field(description=_JOB)
     chunks: list[str] = Field(description=_CHUNKS)
@@ -62,17 +64,17 @@ class ChunksConfig(dg.Config):
 
 
 class ReadyConfig(dg.Config):
-    """What `opendataflow_ready` is asked for."""
+    """The config of `opendataflow_ready`."""
 
     dataset: str = Field(description="The dataset's name.")
     chunks: list[str] = Field(description="Partitions that were produced outside.")
-    new: bool = Field(False, description="The dataset may be one that nothing is known of.")
+    new: bool = Field(False, description="Accept a dataset that no chunk is known of yet.")
     reason: str | None = Field(None, description=_REASON)
     dry_run: bool = Field(False, description=_DRY_RUN)
 
 
 class PolicyConfig(dg.Config):
-    """What `opendataflow_policy` is asked for."""
+    """The config of `opendataflow_policy`."""
 
     job: str = Field(description=_JOB)
     dials: dict[str, str] = Field(
@@ -81,22 +83,22 @@ class PolicyConfig(dg.Config):
 
 
 class RecoverConfig(dg.Config):
-    """What `opendataflow_recover` is asked for."""
+    """The config of `opendataflow_recover`."""
 
-    job: str | None = Field(None, description=f"{_JOB} Left out, all jobs.")
+    job: str | None = Field(None, description=f"{_JOB} Without it, all jobs.")
     older_than: str | None = Field(
         None,
-        description="Also send back what has been RUNNING without a claim for longer, like 2h: "
+        description="Also resubmit chunks RUNNING without a claim for longer than this, like 2h: "
         "chunks of a Java program that is gone.",
     )
     dry_run: bool = Field(False, description=_DRY_RUN)
 
 
 def operator_jobs(translator: DataflowTranslator | None = None) -> list[dg.JobDefinition]:
-    """Jobs for operators: resubmit, hold, release, ready, policy and recover.
+    """Return jobs for operators: resubmit, hold, release, ready, policy and recover.
 
-    Their runs sign the history, and list on their page what has changed. They need the resource
-    `dataflow`. Several calls of `build_definitions` in one location share them.
+    Their runs sign the history, and their pages list what changed. They need the resource
+    `dataflow`. Several calls of `build_definitions` in one location share these jobs.
     """
     named = translator or DataflowTranslator()
     by_default = type(named).dataid is DataflowTranslator.dataid
@@ -105,7 +107,7 @@ def operator_jobs(translator: DataflowTranslator | None = None) -> list[dg.JobDe
 
 @cache
 def _usual_jobs() -> list[dg.JobDefinition]:
-    """The jobs once: Dagster takes two of one name only if they are the same object."""
+    """Build the jobs once: Dagster accepts two of one name only if they are the same object."""
     return _jobs(DataflowTranslator())
 
 
@@ -115,9 +117,9 @@ def _jobs(named: DataflowTranslator) -> list[dg.JobDefinition]:
 
     def resubmit(store: Store, config: ResubmitConfig, who: str) -> Moved:
         if config.stale and (config.failed or config.downstream):
-            raise WrongUse("Use `stale` alone: what is made of stale chunks becomes stale, too.")
+            raise WrongUse("Use `stale` alone: chunks produced from stale ones become stale, too.")
         if config.since and not config.failed:
-            raise WrongUse("`since` is about chunks that failed: use it with `failed`.")
+            raise WrongUse("`since` selects chunks that failed: use it with `failed`.")
         return operations.resubmit(
             store,
             config.job,
@@ -149,21 +151,26 @@ def _jobs(named: DataflowTranslator) -> list[dg.JobDefinition]:
         )
 
     return [
-        _job("resubmit", "Mark chunks to be made again.", ResubmitConfig, _move(resubmit)),
+        _job("resubmit", "Mark chunks to be produced again.", ResubmitConfig, _move(resubmit)),
         _job(
             "hold",
-            "Keep a job from making chunks, and others from reading them, until they are released.",
+            "Stop jobs from producing or reading chunks until a person releases them.",
             ChunksConfig,
             _move(hold),
         ),
-        _job("release", "Make held chunks what they were before.", ChunksConfig, _move(release)),
+        _job(
+            "release",
+            "Release held chunks: each gets its earlier status back.",
+            ChunksConfig,
+            _move(release),
+        ),
         _job(
             "ready",
-            "Mark chunks as produced outside: who reads them may run.",
+            "Mark chunks as produced outside: jobs that read them may run.",
             ReadyConfig,
             _move(ready),
         ),
-        _job("policy", "Turn the dials of a job, or list them.", PolicyConfig, _turn),
+        _job("policy", "Set the dials of a job, or list them.", PolicyConfig, _turn),
         _job(
             "recover",
             "Settle claims whose lease ran out, and grant the retries that are due.",
@@ -174,11 +181,11 @@ def _jobs(named: DataflowTranslator) -> list[dg.JobDefinition]:
 
 
 Work = Callable[[Store, Any, str], Mapping[str, Any]]
-"""Does what a configuration asks for, signed with a name: what the run's page shows of it."""
+"""Does what a config says, signed with a name, and returns what the run's page shows."""
 
 
 def _job(name: str, description: str, config: type[dg.Config], work: Work) -> dg.JobDefinition:
-    """A job of one op, which runs in the process of its run."""
+    """Return a job of one op, which runs in the process of its run."""
 
     def compute(context: dg.OpExecutionContext, config: Any) -> None:
         dataflow = getattr(context.resources, RESOURCE_KEY)
@@ -213,7 +220,7 @@ def _job(name: str, description: str, config: type[dg.Config], work: Work) -> dg
 
 @contextmanager
 def _in_one_line() -> Iterator[None]:
-    """Fail a run that asked for what is refused by the refusal, and without another try."""
+    """Fail a run that is refused with the refusal's text alone, and without a retry."""
     try:
         yield
     except DataflowError as error:
@@ -221,7 +228,7 @@ def _in_one_line() -> Iterator[None]:
 
 
 def _who(context: dg.OpExecutionContext) -> str:
-    """Who signs the history: Dagster's user where it knows one, and the run."""
+    """Return who signs the history: Dagster's user, if known, and the run."""
     user = context.run.tags.get("user") or person()
     return f"{user} by Dagster run {context.run_id}"
 
@@ -236,7 +243,7 @@ def _move(work: Callable[[Store, Any, str], Moved]) -> Work:
         left = [(row.jobid, row.datasetid, row.dataid, row.status_before, "") for row in moved.left]
         shown: dict[str, Any] = {"dry run": config.dry_run, "chunks": moved.chunks}
         if moved.same:
-            shown["needed nothing"] = len(moved.same)
+            shown["unchanged"] = len(moved.same)
         if rows:
             shown["would change" if config.dry_run else "changed"] = Rows(rows)
         if left:
@@ -285,7 +292,7 @@ def _recover(store: Store, config: RecoverConfig, who: str) -> Mapping[str, Any]
 
 
 def _table(listed: Rows) -> dg.MarkdownMetadataValue:
-    """Rows as a table of Markdown, of which a page can show many."""
+    """Format rows as a Markdown table, with as many as a page can show."""
     lines = [f"| {' | '.join(listed.heads)} |", "|---" * len(listed.heads) + "|"]
     for row in listed.rows[:MAX_LISTED_CHUNKS]:
         cells = (cell.replace("|", "\\|") for cell in _cells(row))
@@ -294,7 +301,7 @@ def _table(listed: Rows) -> dg.MarkdownMetadataValue:
 
 
 def _lines(shown: Mapping[str, Any]) -> str:
-    """The same as text: what is no list in a line, then the lists."""
+    """Return the same as text: a line with single values, then the lists."""
     brief = {key: value for key, value in shown.items() if not isinstance(value, Rows)}
     is_plan = brief.pop("dry run", False)
     told = ["dry run, nothing is changed"] * is_plan

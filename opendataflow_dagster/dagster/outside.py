@@ -1,10 +1,10 @@
-"""The runs by which Dagster shows what was executed outside: one for each execution of a job.
+"""The runs by which Dagster shows work done outside it: one for each execution of a job.
 
-They are stored as Dagster stores runs, without launching anything. While an execution is at work,
-its run is MANAGED: the one unfinished status that takes no slot and that Dagster leaves alone; it
-fails a STARTED run that has no process, and launches a QUEUED one. As squares take their colour
-from runs, what has failed in a run that is still at work is shown by a second one beside it, which
-goes when the first has ended.
+They are stored as Dagster stores runs, but nothing is launched. While an execution is at work, its
+run is MANAGED: the only unfinished status that takes no slot and that Dagster leaves alone. Dagster
+fails a STARTED run that has no process, and launches a QUEUED one. A partition's square takes its
+color from a run, so chunks that fail in a run that is still at work are shown by a second run
+beside it. The second run is removed when the first has ended.
 """
 
 import logging
@@ -29,38 +29,38 @@ if TYPE_CHECKING:
     from .run_storage import RunStorage, ShownRun
 
 OUTSIDE_TAG = "opendataflow/outside"
-"""The tag of all runs that show what was executed outside, by which a list is filtered."""
+"""The tag of all runs that show work done outside Dagster; lists of runs are filtered by it."""
 
 EXECUTION_TAG = ".dagster/opendataflow_execution"
-"""The tag that names the execution; lists of runs don't show tags of this beginning."""
+"""The tag that names the execution; its prefix hides it in lists of runs."""
 
 KIND_TAG = "opendataflow/kind"
-"""The tag that tells a process from a transaction, and from items."""
+"""The tag that says whether the execution was a process, a transaction, or items."""
 
 BESIDE_TAG = "opendataflow/failures_so_far_of"
-"""The tag of a run for what has failed in another that is still at work."""
+"""The tag of a run that shows what failed in another run that is still at work."""
 
 TOLD_CHUNKS = 200
-"""Chunks that aren't READY of which a run's log has a line each."""
+"""Chunks that aren't READY that get a line each in a run's log."""
 
 TOLD_LINES = 20
-"""Lines that are told of the end of a chunk's log."""
+"""Lines from the end of a chunk's log that a run's log repeats."""
 
 NAMED_CHUNKS = 5
-"""Failed chunks that the command to make them again names."""
+"""Failed chunks named in the command that resubmits them."""
 
 FIRST_RUNS = [
     str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{word.lower()}.opendataflow"))
     for word in ("RUNNING", "FAILED", "RESUBMIT", "HOLD")
 ]
-"""Runs of the first versions, one for each status, by which all chunks were shown."""
+"""Runs of the first versions, one for each status, which showed all chunks."""
 
 _WORKER = re.compile(r"(?:start:)?(?P<user>.+?)@(?P<host>.+):(?P<pid>\d+):[0-9a-f]{8}")
 _STATUS = dg.DagsterRunStatus
 
 
 class Wanted(NamedTuple):
-    """What the run of an execution is to be; no status: there is none."""
+    """The run that an execution should have; no status: none."""
 
     run_id: str
     status: dg.DagsterRunStatus | None
@@ -82,35 +82,35 @@ class OutsideRuns:
         self._wanted: dict[Execution, Wanted] = {}
         self._shown: set[str] = set()
         self._failed: dict[str, ShownRun] = {}
-        """What was stored of runs that failed."""
+        """The failed runs that were stored."""
         self._real: dict[str, dg.DagsterRunStatus | None] = {}
         self._kept: set[Execution] | None = None
         self.written = 0
 
     @cached_property
     def storage(self) -> "RunStorage":
-        """Where Dagster keeps runs, of a mirror that shows them."""
-        # Here, since a Dagster that lacks what is imported there has a mirror that shows none.
+        """Where Dagster keeps runs, for a mirror that shows them."""
+        # Imported here: a Dagster that lacks what that module imports has a mirror without runs.
         from .grid import Mirror
         from .run_storage import RunStorage
 
         assert isinstance(self.mirror, Mirror)
         return RunStorage(self.mirror)
 
-    # --- what is to be ---
+    # --- what should be shown ---
 
     def run_id(self, execution: Execution, part: str = "") -> str:
         return our_run(self.store.id, *execution, part)
 
     def wanted(self, execution: Execution) -> Wanted:
-        """What the tables say of an execution's run, as of this pass."""
+        """Return the run that an execution should have by the tables, as of this pass."""
         if execution not in self._wanted:
             found = outcomes(self.store, execution)
             self._wanted[execution] = Wanted(self.run_id(execution), _end(found), found)
         return self._wanted[execution]
 
     def of_chunk(self, execution: Execution, status: str) -> str:
-        """The run by which a chunk that isn't READY is shown with a status; nothing: by none."""
+        """Return the run that shows a chunk with a status other than READY; "" if none does."""
         if not self.mirror.shows_runs:
             return ""
         if self.is_dagsters(execution):
@@ -132,7 +132,7 @@ class OutsideRuns:
         return self._kept
 
     def is_dagsters(self, execution: Execution) -> bool:
-        """Whether a run that Dagster itself has here did it."""
+        """Whether a run of this Dagster performed an execution."""
         return _is_dagsters(execution.name) and self._state_of_real(execution) is not None
 
     def _state_of_real(self, execution: Execution) -> dg.DagsterRunStatus | None:
@@ -142,7 +142,7 @@ class OutsideRuns:
         return self._real[real]
 
     def forget(self, executions: Iterable[Execution]) -> None:
-        """Ask the tables again: these executions went on. And Dagster's own runs, too."""
+        """Read the tables, and Dagster's own runs, again: these executions have progressed."""
         self._real = {}
         for execution in executions:
             self._wanted.pop(execution, None)
@@ -152,7 +152,7 @@ class OutsideRuns:
     # --- what is written ---
 
     def show(self, executions: Iterable[Execution]) -> None:
-        """Write the runs of executions as they are to be."""
+        """Write the runs of executions as they should be."""
         if not self.mirror.shows_runs:
             return
         wanted = {each: self.wanted(each) for each in executions}
@@ -168,7 +168,7 @@ class OutsideRuns:
         self._write(written)
 
     def show_for(self, executions: Mapping[str, Execution]) -> None:
-        """Make sure that runs are there, and right, by which squares are to be shown."""
+        """Make sure that the runs that squares are to be shown by exist and are right."""
         if not self.mirror.shows_runs:
             return
         unsure = {run_id for run_id in executions if is_ours(run_id)} - self._shown
@@ -187,7 +187,7 @@ class OutsideRuns:
         self._shown |= unsure
 
     def tell_failures_last(self) -> None:
-        """Write why runs of this pass failed after their chunks: a page shows its last lines."""
+        """Log why runs of this pass failed, after their chunks: a page shows its last lines."""
         if self._failed:
             there = self.mirror.statuses(set(self._failed))
             self.storage.put(
@@ -197,11 +197,12 @@ class OutsideRuns:
             )
 
     def remove_so_far(self, executions: Iterable[Execution], left: Iterable[str]) -> None:
-        """Remove the runs of failures so far by which nothing is shown any more.
+        """Remove the runs of failures so far that no square is shown by any more.
 
         Args:
-            executions: Those that went on: once they have ended, their run shows it.
-            left: Runs that squares were shown by, and are not.
+            executions: Those that progressed. Once they have ended, their own run shows the
+                failures.
+            left: Runs that squares were shown by, and no longer are.
         """
         if not self.mirror.shows_runs:
             return
@@ -218,7 +219,7 @@ class OutsideRuns:
                 self.written += 1
 
     def missing(self) -> list[Execution]:
-        """The kept executions that have no run."""
+        """Return the kept executions that have no run."""
         if not self.mirror.shows_runs:
             return []
         by_run = {
@@ -230,16 +231,16 @@ class OutsideRuns:
         return [each for run_id, each in by_run.items() if run_id not in there]
 
     def has_first(self) -> bool:
-        """Whether runs of the first versions are there."""
+        """Whether runs of the first versions exist."""
         return bool(self.mirror.statuses(set(FIRST_RUNS)))
 
     def remove_first(self) -> None:
-        """Remove them, once nothing is shown by them."""
+        """Remove the runs of the first versions once no square is shown by them."""
         for run_id in self.mirror.statuses(set(FIRST_RUNS)):
             self.mirror.remove_run(run_id)
 
     def remove_old(self, until: float) -> None:
-        """Remove runs that are kept no longer, but for those that a square leads to now."""
+        """Remove runs past their retention, except those that a square links to now."""
         for run_id in self._old_runs() if self.mirror.shows_runs else ():
             if time.monotonic() > until:
                 return
@@ -259,7 +260,7 @@ class OutsideRuns:
         return old[::-1]
 
     def _shows_something(self, run_id: str) -> bool:
-        """Whether the square of any chunk is red or in progress by this run."""
+        """Whether the square of any chunk is red or in progress because of this run."""
         by_key: dict[str, list[str]] = {}
         for key, part in self.mirror.planned_by(run_id):
             by_key.setdefault(key, []).append(part)
@@ -272,7 +273,7 @@ class OutsideRuns:
         return False
 
     def _write(self, runs: list[tuple[Execution, Wanted, dg.DagsterRunStatus | None]]) -> None:
-        """Write runs as they are to be, which have a status so far, or aren't there."""
+        """Write runs as they should be, given their status so far, or None for a new run."""
         if not runs:
             return
         shown = [self._shown_run(execution, wanted) for execution, wanted, _ in runs]
@@ -285,14 +286,14 @@ class OutsideRuns:
                 self.written += 1
                 self._alert(wanted, each)
             self._shown.add(wanted.run_id)
-            if wanted.status == _STATUS.SUCCESS:  # nothing more is asked of its chunks: free them
+            if wanted.status == _STATUS.SUCCESS:  # its chunks aren't needed any more: free them
                 self._wanted[execution] = wanted._replace(outcomes=[])
 
     def _shown_run(self, execution: Execution, wanted: Wanted) -> "ShownRun":
         from .run_storage import ShownRun
 
         began = min((each.began for each in wanted.outcomes), default=time.time())
-        # A run that has failed and took no time would be told as one that failed to start.
+        # Dagster would report a failed run without a duration as one that failed to start.
         ended = max([began + 0.001, *(each.at for each in wanted.outcomes)])
         return ShownRun(
             self._run(execution, wanted),
@@ -303,7 +304,7 @@ class OutsideRuns:
         )
 
     def _alert(self, wanted: Wanted, shown: "ShownRun") -> None:
-        """Tell run failure sensors of a run in which chunks have failed, if that is wanted."""
+        """Notify run failure sensors of a run with failed chunks, if the options say so."""
         is_failed = wanted.status == _STATUS.FAILURE
         is_failed = is_failed and any(each.status == FAILED for each in wanted.outcomes)
         if self.options.alerts and is_failed and not internals.flaws(internals.ALERTS):
@@ -315,12 +316,12 @@ class OutsideRuns:
         worker = _WORKER.fullmatch(execution.name)
         kind = "process" if worker else execution.name.partition(":")[0]
         tags = {
-            # Always the same, since a list of runs is filtered by a tag and its value.
+            # Always the same value, since a list of runs is filtered by tag and value.
             OUTSIDE_TAG: "true",
             KIND_TAG: kind if kind in ("process", "items", EARLIER) else "transaction",
             "opendataflow/job": execution.jobid,
             EXECUTION_TAG: execution.name,
-            # This tag is shown as who launched the run.
+            # Dagster shows this tag as who launched the run.
             "user": f"{worker['user']}@{worker['host']}" if worker else who,
             "dagster/max_retries": "0",
         }
@@ -337,7 +338,7 @@ class OutsideRuns:
             execution_plan_snapshot_id=plan,
         )
 
-    # --- what its page tells ---
+    # --- what its page shows ---
 
     def _lines(
         self, execution: Execution, wanted: Wanted, began: float
@@ -355,7 +356,7 @@ class OutsideRuns:
         last = max((each.at for each in found), default=began)
         if len(others) > TOLD_CHUNKS:
             more = f"{len(others) - TOLD_CHUNKS:,} more chunks that aren't READY"
-            yield last, logging.WARNING, f"{more}: `odf history {execution.jobid}` tells them"
+            yield last, logging.WARNING, f"{more}: see `odf history {execution.jobid}`"
         yield last, logging.INFO, _counts(found)
 
     def _outcome_line(self, execution: Execution, outcome: ExecutionOutcome) -> str:
@@ -378,7 +379,7 @@ class OutsideRuns:
 
 
 def _end(found: list[ExecutionOutcome]) -> dg.DagsterRunStatus | None:
-    """How a run stands or has ended that left chunks so."""
+    """Return the status of a run whose chunks ended this way."""
     words = {each.status for each in found}
     if RUNNING in words:
         return _STATUS.MANAGED
@@ -390,7 +391,7 @@ def _end(found: list[ExecutionOutcome]) -> dg.DagsterRunStatus | None:
 
 
 def _counts(found: list[ExecutionOutcome]) -> str:
-    """How many chunks were left with which status."""
+    """Count the chunks by status."""
     counts: dict[str, int] = {}
     for each in found:
         word = each.status or "gone"
@@ -404,8 +405,7 @@ def _is_dagsters(name: str) -> bool:
 
 
 def _error(jobid: str, wanted: Wanted) -> str:
-    """What is said of the chunks that aren't READY, the failed ones first, and what to do; nothing
-    of a success."""
+    """Describe the chunks that aren't READY, failed first, and what to do; "" for a success."""
     if wanted.status == _STATUS.SUCCESS:
         return ""
     bad = [each for each in wanted.outcomes if each.status not in (READY, PENDING, RUNNING)]
@@ -416,7 +416,7 @@ def _error(jobid: str, wanted: Wanted) -> str:
         for each in bad[:TOLD_LINES]
     ]
     if failed := [each.dataid for each in bad if each.status == FAILED]:
-        lines.append(f"To know more: odf why {typed(jobid, failed[0])}")
+        lines.append(f"To learn more: odf why {typed(jobid, failed[0])}")
         chunks = typed(*failed) if len(failed) <= NAMED_CHUNKS else "--failed"
-        lines.append(f"To make them again: odf resubmit {typed(jobid)} {chunks}")
+        lines.append(f"To produce them again: odf resubmit {typed(jobid)} {chunks}")
     return "\n".join(lines)

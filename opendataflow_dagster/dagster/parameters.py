@@ -1,4 +1,4 @@
-"""What a job's function is given besides its chunk: the context, its config and resources."""
+"""What a job's function gets besides its chunk: the context, its config and resources."""
 
 import functools
 import inspect
@@ -12,20 +12,20 @@ from ..chunk import Chunk
 from ..errors import WrongUse
 
 CONTEXT_NAMES = frozenset({"context", "ctx", "_context", "_", "__"})
-"""Parameters without annotation that are given the context, if another one is the chunk."""
+"""Parameters without annotation that receive the context, if another one is the chunk."""
 
 CONTEXT_TYPES = (dg.AssetExecutionContext, dg.OpExecutionContext)
 
 _RESOURCE_MARK = typing.get_args(dg.ResourceParam[Any])[1:]
-"""What `dg.ResourceParam` adds to a type."""
+"""The metadata that `dg.ResourceParam` adds to a type."""
 
 SIGNATURE = "__signature__"
-"""The attribute by which a function shows other parameters than it has."""
+"""The attribute with which a function shows a different signature."""
 
 RESOURCE_BASES = frozenset(
     {"ConfigurableResourceFactory", "TreatAsResourceParam", "ResourceDefinition"}
 )
-"""The classes that Dagster takes for resources; clients of Pipes have one that it keeps private."""
+"""The classes that Dagster accepts as resources; clients of Pipes use a private one."""
 
 ALLOWED = (
     "It may take (chunk: Chunk, context: dg.AssetExecutionContext, config: YourConfig, name: "
@@ -41,12 +41,12 @@ class Given(NamedTuple):
     parameters: list[inspect.Parameter]
     """`config`, and resources by their keys: as parameters of the step."""
     context: str | None = None
-    """The name of the parameter that is given the context."""
+    """The name of the parameter that receives the context."""
     chunk: str | None = None
-    """The name of the parameter that is given the chunk, if that isn't the first one."""
+    """The name of the parameter that receives the chunk, unless it is the first one."""
 
     def bind(self, context: Any, values: Mapping[str, Any]) -> Callable[[Chunk], Any]:
-        """The function of a chunk alone."""
+        """Return the function with only the chunk left to pass."""
         more = {parameter.name: values[parameter.name] for parameter in self.parameters}
         if self.context:
             more[self.context] = context
@@ -58,7 +58,7 @@ class Given(NamedTuple):
 
 
 def given_to(fn: Callable[..., Any], jobid: str) -> Given:
-    """What a function of a chunk is given; raises what says how to write it right."""
+    """Return what a function of a chunk receives; raises an error that shows how to write it."""
     parameters = _signature(fn)
     if parameters is None:
         return Given(fn, [])
@@ -78,24 +78,24 @@ def given_to(fn: Callable[..., Any], jobid: str) -> Given:
     for each in [*by_dagster, *filter(None, [context])]:
         if each.kind is each.POSITIONAL_ONLY:
             raise WrongUse(
-                f"Function {_name(fn)} of job {jobid!r} is given {each.name!r} by its name. Write "
-                "it without a slash after it."
+                f"Function {_name(fn)} of job {jobid!r} gets {each.name!r} by name. Remove the "
+                "slash after that parameter."
             )
     is_first = chunk is parameters[0]
     return Given(fn, by_dagster, context and context.name, None if is_first else chunk.name)
 
 
 def filled_by_dagster(fn: Callable[..., Any], jobid: str) -> list[inspect.Parameter]:
-    """The config and the resources among a function's parameters, by their annotations."""
+    """Return the config and the resources among a function's parameters, by annotation."""
     found = []
     for each in _signature(fn) or ():
         is_config = isinstance(each.annotation, type) and issubclass(each.annotation, dg.Config)
-        if _is_resource(each.annotation):  # which is a Config, too
+        if _is_resource(each.annotation):  # a resource is a Config, too
             found.append(each)
         elif is_config and each.name != "config":
             raise WrongUse(
                 f"Parameter {each.name!r} of function {_name(fn)} of job {jobid!r} is a "
-                f"{each.annotation.__name__}, which is a dg.Config. Call it `config`."
+                f"{each.annotation.__name__}, which is a dg.Config. Name it `config`."
             )
         elif is_config:
             found.append(each)
@@ -103,12 +103,12 @@ def filled_by_dagster(fn: Callable[..., Any], jobid: str) -> list[inspect.Parame
 
 
 def without(fn: Callable[..., Any], parameters: Iterable[inspect.Parameter]) -> Any:
-    """A function as it looks when some of its parameters are filled in by `filled`."""
+    """Return a function whose signature omits the parameters that `filled` fills in."""
     return filled(fn, dict.fromkeys(each.name for each in parameters))
 
 
 def filled(fn: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-    """A function with some of its parameters filled in, which its signature doesn't show."""
+    """Return a function with some parameters filled in, which its signature doesn't show."""
     if not values:
         return fn
 
@@ -125,9 +125,9 @@ def filled(fn: Callable[..., Any], values: Mapping[str, Any]) -> Any:
 def as_keywords(
     parameters: Iterable[inspect.Parameter], resources: Iterable[str]
 ) -> list[inspect.Parameter]:
-    """Parameters for the step's function, by which Dagster knows its config and resources.
+    """Parameters for the step's function, from which Dagster learns its config and resources.
 
-    Dagster wants all resources as parameters, or none of them.
+    Dagster wants all resources as parameters, or none.
     """
     wanted = {each.name: each.replace(kind=each.KEYWORD_ONLY) for each in parameters}
     if any(_is_resource(each.annotation) for each in wanted.values()):
@@ -140,13 +140,13 @@ def as_keywords(
 
 
 def _signature(fn: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    """The parameters of a function, with their annotations evaluated if that can be done."""
+    """Return the parameters of a function, with their annotations evaluated if possible."""
     for evaluate in (True, False):
         try:
             return list(inspect.signature(fn, eval_str=evaluate).parameters.values())
         except NameError:  # an annotation that only type checkers import
             continue
-        except (TypeError, ValueError):  # a function of C
+        except (TypeError, ValueError):  # a function written in C
             return None
     return None
 
@@ -166,8 +166,8 @@ def _refuse_unknown(
     ):
         return
     raise WrongUse(
-        f"Function {_name(fn)} of job {jobid!r} has a parameter {parameter.name!r}, and nothing "
-        f"gives it. {ALLOWED}"
+        f"Function {_name(fn)} of job {jobid!r} has a parameter {parameter.name!r} that "
+        f"nothing provides. {ALLOWED}"
     )
 
 
@@ -182,7 +182,7 @@ def _is_context(parameter: inspect.Parameter, first: inspect.Parameter) -> bool:
 
 
 def _is_resource(annotation: Any) -> bool:
-    """Whether Dagster takes a parameter with this annotation for a resource."""
+    """Whether Dagster accepts a parameter with this annotation as a resource."""
     if typing.get_origin(annotation) is typing.Annotated:
         return typing.get_args(annotation)[1:] == _RESOURCE_MARK
     kind = typing.get_origin(annotation) or annotation

@@ -1,4 +1,4 @@
-"""The pipelines of a project as assets: a graph each, with a step for each transformation."""
+"""The pipelines of a project as assets: a graph each, with a step per transformation."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -48,14 +48,14 @@ class PipelineJob(NamedTuple):
 
 
 class Projects:
-    """The projects of a code location, as they are when it is loaded."""
+    """The projects of a code location, as of its loading."""
 
     def __init__(
         self,
         folders: Iterable[ProjectFolder],
         engines: Mapping[str, str | None] = MappingProxyType({}),
     ) -> None:
-        """Read the projects; `engines` says of some pipelines which engine runs them."""
+        """Read the projects; `engines` sets the engine of some pipelines."""
         self._engines = engines
         self._projects = [read_project(find_project(str(folder))) for folder in folders]
         self._registered = False
@@ -66,9 +66,9 @@ class Projects:
                     _log.warning("%s: %s It is left out.", project.root, pipeline.trouble)
 
     def known_to(self, catalog: Catalog) -> Catalog:
-        """A catalog with the jobs that the pipelines are."""
+        """Return a catalog that includes the pipelines as jobs."""
         plans: dict[str, Plan] = {}
-        own = {pipeline.slug for project in self._projects for pipeline in _sound(project)}
+        own = {pipeline.slug for project in self._projects for pipeline in _without_faults(project)}
         placed = {
             datasetid for datasetid, found in catalog.datasets.items() if is_placed(found.columns)
         }
@@ -79,12 +79,12 @@ class Projects:
             for others in alone:
                 jobs |= {} if others is mine else others
             found = plans_of(project, known._replace(jobs=jobs))
-            for pipeline in _sound(project):
+            for pipeline in _without_faults(project):
                 if pipeline.slug in plans:
                     raise WrongUse(
-                        f"Pipeline {pipeline.slug!r} of {project.root} is in another project too, "
-                        "but a job has one of them. Give one another slug, or a location of its "
-                        "own."
+                        f"Pipeline {pipeline.slug!r} of {project.root} has the slug of a pipeline "
+                        "in another project, but a job runs one pipeline. Rename one slug, or put "
+                        "one project in its own code location."
                     )
                 plans[pipeline.slug] = found[pipeline.slug]
         self._choose(plans)
@@ -92,29 +92,29 @@ class Projects:
 
     @property
     def roots(self) -> frozenset[str]:
-        """Those that wait for no other: their runs are begun, not claimed."""
+        """The pipelines without upstream datasets: their runs are started, not claimed."""
         return frozenset(slug for slug, job in self.shown.items() if not job.plan.reads)
 
     @property
     def taking_items(self) -> frozenset[str]:
-        """Those whose items are left to `odf serve`."""
+        """The pipelines whose items are left to `odf serve`."""
         return frozenset(slug for slug, job in self.shown.items() if job.items)
 
     def begin_due_runs(self, store: Store) -> list[tuple[str, str]]:
-        """Begin the runs that are due of pipelines that wait for no other: (jobid, dataid)."""
+        """Start the runs that are due of pipelines without upstream datasets: (jobid, dataid)."""
         self.register_in(store)
         return begin_due_runs(store, self.roots)
 
     def offered(self, store: Store, found: Offer) -> Offer:
-        """What there is to launch of what a job offers: of a pipeline's chunks not its items."""
+        """Return what to launch of what a job offers: of a pipeline's chunks, not its items."""
         if found.jobid in self.taking_items:
             found = without_items(store, found)
-        if found.jobid in self.roots:  # a run is begun when it is due, so it isn't early
+        if found.jobid in self.roots:  # a run starts only when it is due, so it is never early
             found = found._replace(every_minutes=None)
         return found
 
     def register(self, dataflow: DataflowResource) -> None:
-        """Register the pipelines as jobs, if the tables can be reached; else a run does so."""
+        """Register the pipelines as jobs if the tables can be reached; otherwise a run does so."""
         store = dataflow.patient_store(0.0)
         try:
             self.register_in(store)
@@ -126,11 +126,11 @@ class Projects:
             store.db.drop()
 
     def register_in(self, store: Store) -> None:
-        """Register the pipelines as jobs, once; one that can't be is logged and left out."""
+        """Register the pipelines as jobs, once; log and leave out those that are refused."""
         if self._registered:
             return
         for project in self._projects:
-            for pipeline in _sound(project):
+            for pipeline in _without_faults(project):
                 try:
                     register(store, project, pipeline.slug)
                 except DataflowError as error:
@@ -140,11 +140,11 @@ class Projects:
         self._registered = True
 
     def _choose(self, plans: Mapping[str, Plan]) -> None:
-        """Of the pipelines that write one dataset, one is its asset: one without items rather."""
+        """Choose the asset of datasets with several pipelines, preferably one without items."""
         maker: dict[str, str] = {}
         found: dict[str, PipelineJob] = {}
         for project in self._projects:
-            for pipeline in _sound(project):
+            for pipeline in _without_faults(project):
                 items = takes_items(project, pipeline)
                 found[pipeline.slug] = PipelineJob(
                     project.on(self._engines.get(pipeline.slug)),
@@ -156,8 +156,8 @@ class Projects:
             output = plans[slug].outputs[0]
             if (other := maker.setdefault(output, slug)) != slug:
                 _log.warning(
-                    "Pipelines %r and %r both write %r: an asset can be made by one of them, so "
-                    "Dagster doesn't run %r. Its chunks are shown all the same.",
+                    "Pipelines %r and %r both write %r. One of them produces the asset, so Dagster "
+                    "doesn't run %r. Its chunks are shown all the same.",
                     other,
                     slug,
                     output,
@@ -169,9 +169,9 @@ class Projects:
 def tables_of(
     folder: ProjectFolder, *, make: bool = True, timezone: str | None = None
 ) -> DataflowResource:
-    """The tables that `odf pipeline` uses for a project.
+    """Return the tables that `odf pipeline` uses for a project.
 
-    If nothing is configured they are in the project, and made there unless `make` is off.
+    If nothing is configured, they are in the project; `make=False` doesn't create them.
     """
     root = find_project(str(folder))
     settings = project_settings(root)
@@ -184,14 +184,14 @@ def tables_of(
     return DataflowResource(config=config, timezone=timezone)
 
 
-def _sound(project: Project) -> list[Pipeline]:
+def _without_faults(project: Project) -> list[Pipeline]:
     return [pipeline for pipeline in project.pipelines if not pipeline.trouble]
 
 
 HANDOVER_KEY = "opendataflow_handover"
-"""The key of the IO manager between steps: a project's own may keep frames only."""
+"""The key of the IO manager between steps: the project's own may accept only frames."""
 
-_FILES = dg.FilesystemIOManager()  # one for all: Dagster refuses two objects by one key
+_FILES = dg.FilesystemIOManager()  # shared: Dagster refuses two objects with one key
 
 
 def pipeline_assets(
@@ -201,13 +201,24 @@ def pipeline_assets(
     translator: DataflowTranslator | None = None,
     pyspark: bool = False,
 ) -> list[dg.AssetsDefinition]:
-    """An asset for each pipeline of a project: a graph of one step per transformation.
+    """Return an asset for each pipeline of a project: a graph of one step per transformation.
 
-    Its step `begin` claims a chunk, and `publish` publishes and settles it. A pipeline with a fault
-    in project.yml is left out, with a warning. Without `dataflow`, the tables are those that
-    `odf pipeline` uses for the project. The assets bring them, unless there is a resource called
-    `dataflow`. `pyspark` takes the session from the resource of that name.
-    `build_definitions(projects=[…])` has the sensors too.
+    The step `begin` claims a chunk; `publish` publishes and settles it. A pipeline with a fault in
+    project.yml is left out, with a warning. `build_definitions(projects=[…])` adds the sensors.
+
+    Args:
+        project_dir: The folder of project.yml.
+        dataflow: The tables, or a catalog read from them; by default the tables that
+            `odf pipeline` uses for the project. The assets bring these tables, unless the
+            definitions have a resource named `dataflow`.
+        translator: Names datasets, chunks and jobs in Dagster.
+        pyspark: Whether to take the Spark session from the resource `pyspark`.
+
+    Raises:
+        DataflowError: The folder has no project.yml, or one that can't be read.
+
+    Example:
+        defs = dg.Definitions(assets=pipeline_assets("shop"))
     """
     dataflow = dataflow or tables_of(project_dir)
     projects = Projects([project_dir])
@@ -228,9 +239,9 @@ def assets_of(
     pyspark: bool = False,
     tables: DataflowResource | None = None,
 ) -> list[dg.AssetsDefinition]:
-    """The assets of projects that the catalog knows, in the order of their declaration.
+    """Return the assets of projects that the catalog knows, in the order of their declaration.
 
-    They bring `tables` along, or else take the resource `dataflow`.
+    They bring `tables` with them, or else use the resource `dataflow`.
     """
     translator = translator or DataflowTranslator()
     definitions: list[dg.AssetsDefinition] = []
@@ -246,15 +257,15 @@ def assets_of(
 
 
 class _Asset(dg.AssetsDefinition):
-    """A pipeline's asset; one that brings its tables leaves them for those of the definitions."""
+    """A pipeline's asset; if it brings tables, those of the definitions still take precedence."""
 
     bare: dg.AssetsDefinition | None = None
-    """The same without tables, if it brings some."""
+    """The same asset without its tables, if it brings some."""
 
     def with_resources(
         self, resource_defs: Mapping[str, dg.ResourceDefinition]
     ) -> dg.AssetsDefinition:
-        """What Dagster calls to hand out the resources of the definitions."""
+        """Dagster calls this to hand out the resources of the definitions."""
         if self.bare is not None and RESOURCE_KEY in resource_defs:
             return self.bare.with_resources(resource_defs)
         return super().with_resources(resource_defs)
@@ -264,9 +275,9 @@ _tables: dict[str, DataflowResource] = {}
 
 
 def _key_of(tables: DataflowResource) -> str:
-    """The key of tables that are brought: Dagster refuses two objects by one key."""
+    """Return a key for tables that an asset brings: Dagster refuses two objects with one key."""
     fields = (tables.url, tables.schema_, tables.user, tables.config, tables.timezone)
-    text = repr([(type(field).__name__, field) for field in fields])  # an EnvVar is a text, too
+    text = repr([(type(field).__name__, field) for field in fields])  # an EnvVar is a str, too
     key = f"opendataflow_{sha256(text.encode()).hexdigest()[:12]}"
     _tables.setdefault(key, tables)
     return key
@@ -278,7 +289,7 @@ def _asset(
     shown: PipelineJob,
     brought: Mapping[str, Any] = MappingProxyType({}),
 ) -> _Asset:
-    """The asset of what a pipeline writes, with its graph."""
+    """Return the asset that a pipeline writes, with its graph."""
     translator, pipeline = flow.translator, flow.pipeline
     spec = translator.spec(catalog, shown.plan.outputs[0], flow.slug)
     engines = [
@@ -312,10 +323,10 @@ def _asset(
 def _graph(
     flow: StepFlow, ins: list[str], outs: list[str], engines: list[str]
 ) -> dg.GraphDefinition:
-    """`begin`, then the transformations one after the other, then `publish`.
+    """Chain `begin`, the transformations, and `publish`.
 
-    `begin` may find nothing to do, for example because the chunk is READY. The transformations are
-    skipped then. `publish` isn't: without its output, Dagster would skip what is downstream too.
+    `begin` may find nothing to do, for example because the chunk is READY. Then the transformations
+    are skipped, but `publish` runs: without its output, Dagster would skip downstream steps too.
     """
     names = _unique_names([flow.translator.op_name(name) for name in flow.pipeline.transformations])
     first, last = _unused_name("begin", names), _unused_name("publish", names)
@@ -331,7 +342,7 @@ def _graph(
 
 
 def _op(flow: StepFlow, name: str, function: Callable[..., Any], **options: Any) -> dg.OpDefinition:
-    """A step of a pipeline; its name is unique among the ops of the code location."""
+    """Return an op of a pipeline; its name is unique among the ops of the code location."""
     return dg.op(
         name=f"{flow.translator.op_name(flow.slug)}__{name}",
         required_resource_keys={flow.tables, *([PYSPARK_KEY] if flow.pyspark else [])},
@@ -391,7 +402,7 @@ def _publish_op(flow: StepFlow, name: str, outs: list[str]) -> dg.OpDefinition:
         run,
         description=f"Publishes and settles the chunk of pipeline {flow.slug}.",
         ins={"handed": dg.In(list)},
-        # Not required: the step logs an event for the chunk that it has published.
+        # Not required: the step logs an event for the chunk that it published.
         out=dict.fromkeys(outs, dg.Out(dg.Nothing, is_required=False)),
     )
 
@@ -399,7 +410,7 @@ def _publish_op(flow: StepFlow, name: str, outs: list[str]) -> dg.OpDefinition:
 def _wire(
     graph: str, ops: list[dg.OpDefinition], names: list[str], ins: list[str], outs: list[str]
 ) -> dg.GraphDefinition:
-    """The ops in a row; the last one also runs when the first has nothing to do."""
+    """Connect the ops in a row; the last one runs even if the first had nothing to do."""
     first, last = names[0], names[-1]
     wires: dict[Any, Mapping[str, Any]] = {dg.NodeInvocation(ops[0].name, alias=first): {}}
     before = dg.DependencyDefinition(first, CLAIM)
@@ -429,7 +440,7 @@ def _wire(
 
 
 def _unique_names(names: list[str]) -> list[str]:
-    """The names, with a number after one that occurs again: a file may be used twice."""
+    """Return the names with a number appended to repeated ones: a file may be used twice."""
     unique: list[str] = []
     for name in names:
         unique.append(_unused_name(name, unique))

@@ -1,4 +1,4 @@
-"""The steps of a pipeline's run in Dagster: claim, transform once or more, publish."""
+"""The steps of a pipeline's run in Dagster: claim, one or more transformations, publish."""
 
 import json
 import signal
@@ -57,18 +57,18 @@ if TYPE_CHECKING:
 
 
 Handed = Mapping[str, Any]
-"""What goes from step to step: plain values, by any IO manager, into any process."""
+"""What steps pass on: plain values, which any IO manager can carry into any process."""
 
 
 class StepFlow(NamedTuple):
-    """A pipeline of a project, as its steps know it."""
+    """A pipeline of a project, as its steps see it."""
 
     project: Project
     pipeline: Pipeline
     translator: DataflowTranslator
     pyspark: bool
     tables: str = RESOURCE_KEY
-    """The key of the resource that has the tables."""
+    """The key of the resource with the tables."""
 
     @property
     def slug(self) -> str:
@@ -78,7 +78,7 @@ class StepFlow(NamedTuple):
         return getattr(context.resources, self.tables).store
 
     def session(self, context: Context) -> Callable[[], "SparkSession"]:
-        """What gives the session: all steps of a process have the same."""
+        """Return a function that gives the session: all steps of a process share one."""
 
         def given() -> "SparkSession":
             if self.pyspark:
@@ -95,7 +95,7 @@ class StepFlow(NamedTuple):
 
 
 def failure(claim: Claim, status: str, reason: str, retry_in: float | None) -> dg.Failure:
-    """The failure that ends the run of a chunk that wasn't produced."""
+    """Return the failure that ends the run of a chunk that wasn't produced."""
     if status == LOST:
         return dg.Failure(reason, allow_retries=False)
     text = f"{printable(claim.dataid)} of pipeline {claim.jobid!r} is {status}: {reason}"
@@ -140,14 +140,14 @@ class StepWork:
         self.chunk = open_chunk(store, claim, self.environment, pulse)
         self.buffer = Buffer(flow.project, flow.slug, claim.generation)
         self.settled = False
-        """Whether somebody else settles the claim, whatever happens."""
+        """Whether somebody else settles the claim in any case."""
 
         self.interrupt: BaseException | None = None
-        """What Dagster has ended this step with: Spark may answer with an error of its own."""
+        """What Dagster ended this step with: Spark may answer it with an error of its own."""
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Let an interrupt end what Spark is doing, which would else be waited for."""
+        """Let an interrupt cancel what Spark is doing, instead of waiting for it."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -184,7 +184,7 @@ class StepWork:
 
 @contextmanager
 def holding_claim(context: Context, flow: StepFlow, handed: Handed) -> Iterator[StepWork]:
-    """Keep a run's claim alive during one step; what ends the step badly settles it at once."""
+    """Keep a run's claim alive during one step; if the step fails, settle the claim at once."""
     store, claim = flow.store(context), Claim(**handed["claim"])
     buffer, work = Buffer(flow.project, flow.slug, claim.generation), None
 
@@ -203,14 +203,14 @@ def holding_claim(context: Context, flow: StepFlow, handed: Handed) -> Iterator[
         buffer.clear()
         _raise_interrupt(work)
         raise dg.Failure(
-            f"{error} A run can't go on in the middle: launch the partition as a whole.",
+            f"{error} A run can't resume in the middle: launch the whole partition.",
             allow_retries=False,
         ) from None
     except dg.Failure:
         buffer.clear()
         _raise_interrupt(work)
         raise
-    except SessionError as error:  # no chunk is to blame
+    except SessionError as error:  # not the fault of any chunk
         buffer.clear()
         if work is None or not work.settled:
             give_back(store, [claim], str(error))
@@ -232,19 +232,19 @@ def holding_claim(context: Context, flow: StepFlow, handed: Handed) -> Iterator[
 
 
 def _raise_interrupt(work: StepWork | None) -> None:
-    """Go on with the interrupt of a step that has ended with another error on its account."""
+    """Raise the interrupt of a step that ended with another error because of it."""
     if work and work.interrupt:
         raise work.interrupt from None
 
 
 def _cancel(context: Context, store: Store, claim: Claim, error: BaseException) -> None:
     """Settle a chunk whose step was interrupted."""
-    with suppress(Exception):  # the sensors settle it too, or else its lease
+    with suppress(Exception):  # the sensors settle it too, or its lease runs out
         interrupt_soon(store, [claim], interrupted(context.instance, context.run.run_id, error))
 
 
 def _fail_chunk(store: Store, claim: Claim, error: Exception) -> dg.Failure:
-    """Settle a chunk whose work failed; what to tell of it."""
+    """Settle a chunk whose work failed; return the failure to raise."""
     reason = reason_of(error)
     try:
         if isinstance(error, Overtaken):
@@ -258,7 +258,7 @@ def _fail_chunk(store: Store, claim: Claim, error: Exception) -> dg.Failure:
 
 
 def as_failure(store: Store, error: Exception) -> dg.Failure:
-    """The failure that tells of an error in a line; what is none of ours is raised as it is."""
+    """The failure that reports an error in a line; errors that aren't ours are raised again."""
     reason = failure_reason(store, error)
     if reason is None:
         raise error
@@ -266,7 +266,7 @@ def as_failure(store: Store, error: Exception) -> dg.Failure:
 
 
 CLAIM, OVER = "claim", "over"
-"""The outputs of the step that claims: what the next ones need, or that there is nothing to do."""
+"""The outputs of the step that claims: what the next steps need, or that nothing is to do."""
 
 
 # --- the first step ---
@@ -292,7 +292,7 @@ def begin(context: Context, flow: StepFlow) -> Iterator[dg.Output]:
             keys = requested_partitions(context)
             if keys is not None and len(keys) > 1:
                 raise dg.Failure(
-                    f"A run of pipeline {flow.slug!r} makes one chunk, and this one names "
+                    f"A run of pipeline {flow.slug!r} produces one chunk, and this one names "
                     f"{len(keys)} partitions. Launch them as a backfill: it has a run for each.",
                     allow_retries=False,
                 )
@@ -321,7 +321,7 @@ def begin(context: Context, flow: StepFlow) -> Iterator[dg.Output]:
 
 
 def _claim_next(claimer: Claimer, flow: StepFlow) -> tuple[Claim, str] | None:
-    """The next chunk that the tables offer; items are left to `odf serve`."""
+    """Claim the next chunk that the tables offer; items are left to `odf serve`."""
     claims: list[Claim] = []
     if takes_items(flow.project, flow.pipeline):
         for dataid in next_runs(claimer.store, flow.slug):
@@ -336,7 +336,7 @@ def _claim_next(claimer: Claimer, flow: StepFlow) -> tuple[Claim, str] | None:
 
 
 def _claim_requested(claimer: Claimer, key: str, root: bool) -> tuple[Claim, str] | None:
-    """The chunk of a partition; None if it is READY already, which is logged."""
+    """Claim the chunk of a partition; None if it is READY already, which is logged."""
     dataid = claimer.translator.dataid(key)
     if root:
         offer_run(claimer.store, claimer.jobid, dataid, who=RUN_SIGNATURE + claimer.runid)
@@ -351,7 +351,7 @@ def _claim_requested(claimer: Claimer, key: str, root: bool) -> tuple[Claim, str
                 for event in claimer.events.skipped(rows, claimer.jobid, dataid, key, stale.line):
                     claimer.context.log_event(event)
                 say = claimer.context.log.info
-                say(f"{printable(dataid)} is READY already: it isn't made again")
+                say(f"{printable(dataid)} is READY already: it isn't produced again")
                 return None
             if claims := claimer.make_again(dataid, stale):
                 return claims[0], key
@@ -367,7 +367,7 @@ def _claim_requested(claimer: Claimer, key: str, root: bool) -> tuple[Claim, str
 
 
 def transform(context: Context, flow: StepFlow, number: int, name: str, handed: Handed) -> None:
-    """Run one transformation on what the step before has left, and leave what it returns."""
+    """Run one transformation on the previous step's result, and store its own result."""
     with holding_claim(context, flow, handed) as work:
         frames: list[Any] = [
             Once(
@@ -408,14 +408,14 @@ def transform(context: Context, flow: StepFlow, number: int, name: str, handed: 
 
 
 def _is_read_again(flow: StepFlow, number: int, at: int) -> bool:
-    """Whether a step behind this one may read a source: the first one is the first step's alone."""
+    """Whether a later step reads this source; only the first step reads the first source."""
     return at > 0 and number < len(flow.pipeline.transformations)
 
 
 def _log_printed(context: Context, name: str, text: str) -> None:
     """Print what a transformation has printed, and log it.
 
-    Steps that share a process share what Dagster keeps of its output; the log is each one's own.
+    Steps in one process share the output that Dagster keeps; the log belongs to each step alone.
     """
     if text.strip():
         print(text, end="" if text.endswith("\n") else "\n", flush=True)
@@ -426,7 +426,7 @@ def _log_printed(context: Context, name: str, text: str) -> None:
 
 
 def publish(context: Context, flow: StepFlow, handed: Handed) -> None:
-    """Publish what the last transformation has left, settle the chunk, and tell Dagster of it."""
+    """Publish the result of the last transformation, settle the chunk, and report it to Dagster."""
     with holding_claim(context, flow, handed) as work:
         store, claim = work.store, work.claim
         is_item = StepRunner(store, claim, work.engine, flow.pipeline).item() is not None
@@ -445,7 +445,7 @@ def publish(context: Context, flow: StepFlow, handed: Handed) -> None:
                     say=context.log.warning,
                 )
 
-        # From here on `produce` settles the claim, also when it raises: `holding_claim` must not.
+        # From here on, `produce` settles the claim, even if it raises: `holding_claim` must not.
         work.settled = True
         produced = produce(
             store,
@@ -467,7 +467,7 @@ def publish(context: Context, flow: StepFlow, handed: Handed) -> None:
 
 
 def tell_stale(context: Context, flow: StepFlow) -> list[dg.AssetCheckEvaluation]:
-    """How many chunks of the pipeline are stale now."""
+    """Return how many chunks of the pipeline are stale now."""
     store = getattr(context.resources, flow.tables).store
     return store.db.insist(lambda: list(stale_evaluations(store, flow.slug, flow.translator)))[0]
 

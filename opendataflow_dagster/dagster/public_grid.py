@@ -1,8 +1,8 @@
 """The partition grid of a Dagster instance, as far as Dagster's public API goes.
 
-`grid.py` does more, by what isn't public. Where Dagster has changed what that needs, this is what
-is left: READY chunks are reported, one by one; nothing shows what is running or has failed outside,
-and no square is taken back but by a wipe of its asset.
+`grid.py` does more, with Dagster's internals. If Dagster has changed those, this is what remains:
+READY chunks are reported one by one; nothing shows what is running or has failed outside Dagster,
+and only a wipe of an asset clears squares.
 """
 
 import sys
@@ -18,7 +18,7 @@ from .translator import DataflowTranslator
 from .versions import RunLog, observation
 
 STEP_KEY = "opendataflow"
-"""The step key of events that the mirror writes, by which it skips its own when it reads news."""
+"""The step key of events that the mirror writes, so that it skips its own when it reads news."""
 
 FINISHED_STATUSES = (
     dg.DagsterRunStatus.SUCCESS,
@@ -28,35 +28,35 @@ FINISHED_STATUSES = (
 """The statuses of runs that have ended."""
 
 PARTITIONS_ONE_BY_ONE = 50
-"""Partitions between two looks at the clock, where each event is stored by itself."""
+"""Partitions between two checks of the time, where each event is stored by itself."""
 
 PARTITIONS_PER_STATEMENT = 1000
-"""Partitions to a statement: SQLite takes 32,766 parameters, an event has seven."""
+"""Partitions per statement: SQLite takes 32,766 parameters, and an event has seven."""
 
 RunAndJob = tuple[str, str]
-"""The number of a run, and the name of its job."""
+"""The id of a run, and the name of its job."""
 
 _STATES = {"MATERIALIZED": READY, "IN_PROGRESS": RUNNING, "FAILED": FAILED}
 _OURS = uuid.uuid5(uuid.NAMESPACE_DNS, "opendataflow")
 
 
 def our_run(*names: str) -> str:
-    """The number of a run that is ours, always the same for the same names."""
+    """Return the id of a run of ours, always the same for the same names."""
     return str(uuid.uuid5(_OURS, "\n".join(names)))
 
 
 def is_ours(run_id: str) -> bool:
-    """Whether a run is one of those that only show something; Dagster's have random numbers."""
+    """Whether a run only shows something; the ids of Dagster's own runs are random."""
     return run_id[14:15] == "5"
 
 
 class Square(NamedTuple):
     """What the grid shows of one partition, and why.
 
-    `state` is READY, RUNNING, FAILED or nothing; `version` the generation of the newest
-    materialization, or else its data version. `run_id` is of the run that is in progress or has
-    failed: one of Dagster, or one of ours that shows what was executed outside. It is `live` if
-    Dagster itself is at work.
+    `state` is READY, RUNNING, FAILED or "". `version` is the generation of the newest
+    materialization, or else its data version. `run_id` is the run that is in progress or failed:
+    one of Dagster's, or one of ours that shows work done outside. `live` means that Dagster itself
+    is at work.
     """
 
     state: str = ""
@@ -77,25 +77,25 @@ class PublicMirror:
     """One Dagster instance's grid, by public API alone."""
 
     shows_runs = False
-    """Whether runs of ours show what is running or has failed, and squares can be taken back."""
+    """Whether our runs show what is running or has failed, and squares can be cleared."""
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self.instance = instance
         self._known: tuple[DataflowTranslator | None, Mapping[str, str]] = None, {}
 
     def learn_partitions(self, translator: DataflowTranslator, domains: Mapping[str, str]) -> None:
-        """Say which partitions datasets have: what Dagster's runs show is asked for by them."""
+        """Set the partitions that datasets have: what Dagster's runs show is looked up by them."""
         self._known = translator, domains
 
     @property
     def batch(self) -> int:
-        """How many events are written between two looks at the clock."""
+        """How many events are written between two checks of the time."""
         return PARTITIONS_ONE_BY_ONE
 
     # --- what the grid shows ---
 
     def shown(self, key: dg.AssetKey, partitions: Sequence[str] | None = None) -> dict[str, Square]:
-        """What is stored of partitions of an asset (all: None), of those that have events."""
+        """What is stored of partitions of an asset (all: None), for those that have events."""
         found: dict[str, Square] = {}
         for some in in_batches(partitions):
             found |= {part: Square(READY, version) for part, version in self._versions(key, some)}
@@ -106,7 +106,7 @@ class PublicMirror:
         }
 
     def grid(self, key: dg.AssetKey, partitions: dg.PartitionsDefinition) -> dict[str, str]:
-        """The state of each partition as the UI tells it, cache included; without missing ones."""
+        """The state of each partition as the UI shows it, cache included; omits missing ones."""
         keys = partitions.get_partition_keys(dynamic_partitions_store=self.instance)
         found = self.instance.get_status_by_partition(key, keys, partitions) or {}
         return {part: _STATES[state.name] for part, state in found.items() if state}
@@ -123,10 +123,10 @@ class PublicMirror:
         """Show partitions of one asset as materialized: by runs of ours, or by none.
 
         Args:
-            materializations: What is logged.
-            by: The run of ours that a partition is shown by, where there is one.
-            observed: Log them as observed first, for what Dagster makes of an asset that it
-                doesn't make: it looks at nothing else there to tell what is stale.
+            materializations: The events to log.
+            by: The run of ours that shows a partition, if there is one.
+            observed: Log an observation first, for assets that Dagster doesn't produce itself:
+                only observations tell Dagster what is stale downstream of them.
         """
         for event in materializations:
             if observed:
@@ -134,11 +134,11 @@ class PublicMirror:
             self.instance.report_runless_asset_event(event)
 
     def report(self, materializations: Sequence[dg.AssetMaterialization]) -> None:
-        """The same, of an asset that may be Dagster's or not."""
+        """Show partitions of an asset as materialized, whether or not Dagster produces it."""
         self.make(materializations)
 
     def report_checks(self, evaluations: Iterable[dg.AssetCheckEvaluation]) -> None:
-        """Report answers of checks."""
+        """Report check results."""
         for evaluation in evaluations:
             self.instance.report_runless_asset_event(evaluation)
 
@@ -147,23 +147,23 @@ class PublicMirror:
         return True
 
     def numbers(self, key: dg.AssetKey, versions: Mapping[str, str]) -> dict[str, int]:
-        """The newest materialization of each partition that has the data version given."""
+        """Return the newest materialization of each partition that has the given data version."""
         return RunLog(self.instance, list(versions)).numbers(key, versions)
 
     def plan(self, key: dg.AssetKey, by: Mapping[str, RunAndJob]) -> None:
-        """Show each partition as the status of its run says."""
-        raise NotImplementedError("Dagster's public API shows no plans.")
+        """Show each partition with the status of its run."""
+        raise NotImplementedError("Dagster's public API can't show planned partitions.")
 
     def clear(self, key: dg.AssetKey, partitions: Sequence[str]) -> None:
-        """Show partitions as missing: their materializations and plans count no more."""
-        raise NotImplementedError("Dagster's public API takes no square back.")
+        """Show partitions as missing: their materializations and plans no longer count."""
+        raise NotImplementedError("Dagster's public API can't clear a square.")
 
     def remove_run(self, run_id: str) -> None:
         """Remove a run of ours, with its events."""
         self.instance.delete_run(run_id)
 
     def end_runs(self) -> None:
-        """End the runs of ours that are at work: what they show would be in progress for ever."""
+        """End our runs that are at work: their squares would be in progress forever."""
         at_work = dg.RunsFilter(statuses=[dg.DagsterRunStatus.MANAGED])
         for run in self.instance.get_runs(at_work):
             if is_ours(run.run_id):
@@ -171,23 +171,23 @@ class PublicMirror:
                 self.instance.report_run_canceled(run, message=why)
 
     def forget_cache(self, key: dg.AssetKey) -> None:
-        """Have the UI count an asset's partitions again: its cache never takes any away."""
+        """Make the UI count an asset's partitions again: its cache never drops any."""
 
     # --- the partition keys ---
 
     def keys(self, name: str) -> list[str]:
-        """All keys of a set of partitions, in the order of the grid."""
+        """Return all keys of a partitions definition, in the order of the grid."""
         return list(self.instance.get_dynamic_partitions(name))
 
     def existing(self, name: str, keys: Sequence[str]) -> set[str]:
         return set(self.keys(name)).intersection(keys)
 
     def last_keys(self, name: str, count: int) -> list[str]:
-        """The last keys of a set of partitions, in the order of the grid."""
+        """Return the last keys of a partitions definition, in the order of the grid."""
         return self.keys(name)[-count:]
 
     def replace_keys(self, name: str, old: Sequence[str], new: Sequence[str]) -> None:
-        """Take keys away and put others at the end."""
+        """Remove keys, and append others."""
         for key in old:
             self.instance.delete_dynamic_partition(name, key)
         for some in in_batches(new):
@@ -196,11 +196,11 @@ class PublicMirror:
     # --- what others did ---
 
     def news(self, after: int, keys: Iterable[dg.AssetKey], limit: int = 5000) -> News:
-        """Nothing: the tables tell what changed, and `marks` what was wiped."""
+        """Return nothing: the tables know what changed, and `marks` shows what was wiped."""
         return News({}, after, False)
 
     def newest(self) -> int:
-        """A cursor for `news` after what is settled now."""
+        """Return a cursor for `news` after what is settled now."""
         return 0
 
     def marks(self, keys: Iterable[dg.AssetKey], names: Iterable[str]) -> dict[str, Any]:
@@ -219,7 +219,7 @@ class PublicMirror:
         }
 
     def runs_were_deleted(self, number: int, run_id: str, count: int) -> bool:
-        """Whether runs are gone since a mark."""
+        """Whether runs were deleted since a mark."""
         return False
 
     def statuses(self, run_ids: set[str]) -> dict[str, dg.DagsterRunStatus]:
@@ -230,7 +230,7 @@ class PublicMirror:
         return found
 
     def unfinished(self, run_ids: set[str]) -> set[str]:
-        """Those of some runs that haven't ended."""
+        """Return the runs, of those given, that haven't ended."""
         return {
             run_id
             for run_id, status in self.statuses(run_ids).items()
@@ -238,22 +238,22 @@ class PublicMirror:
         }
 
     def planned_by(self, *run_ids: str) -> list[tuple[str, str]]:
-        """The partitions that runs had planned, with the asset key as stored."""
+        """Return the partitions that runs planned, with the asset key as stored."""
         return []
 
     def backfill_of(self, run_id: str) -> str | None:
-        """The backfill that a run belongs to, if Dagster still waits for it."""
+        """Return the backfill of a run, if Dagster still waits for it."""
         return None
 
     def is_open(self, backfill_id: str) -> bool:
         return False
 
     def has_open_backfills(self) -> bool:
-        """Whether Dagster is at work on any backfill."""
+        """Whether Dagster is working on any backfill."""
         return False
 
     def planned_by_backfill(self, backfill_id: str) -> dict[str, set[str]]:
-        """The partitions that the runs of a backfill had planned, by asset key as stored."""
+        """Return the partitions that a backfill's runs planned, by asset key as stored."""
         return {}
 
     def _versions(
@@ -275,7 +275,7 @@ class PublicMirror:
             cursor = page.cursor
 
     def _states(self, key: dg.AssetKey, partitions: Sequence[str] | None) -> dict[str, str]:
-        """What Dagster's own runs show of partitions."""
+        """Return what Dagster's own runs show of partitions."""
         translator, domains = self._known
         for datasetid, domain in domains.items():
             if translator and translator.asset_key(datasetid) == key:
@@ -286,7 +286,7 @@ class PublicMirror:
 
 
 def in_batches(items: Sequence[Any] | None) -> Iterator[Any]:
-    """Pieces of a list that fit a statement; for None, None."""
+    """Yield pieces of a list that fit a statement; for None, None."""
     if items is None:
         yield None
         return
@@ -295,7 +295,7 @@ def in_batches(items: Sequence[Any] | None) -> Iterator[Any]:
 
 
 def _version(event: dg.AssetMaterialization) -> str | None:
-    """The generation of a materialization, or else its data version."""
+    """Return the generation of a materialization, or else its data version."""
     version = (event.tags or {}).get(VERSION_TAG)
     if version is None or version.isdecimal():
         return version

@@ -111,7 +111,7 @@ def reconcile(
 def repair(
     store: Store, instance: dg.DagsterInstance, translator: DataflowTranslator | None = None
 ) -> Reconciled:
-    """Compare everything and put Dagster's side right; the tables and the data stay as they are."""
+    """Compare everything and repair Dagster's side; the tables and the data stay unchanged."""
     translator, mirror = translator or DataflowTranslator(), open_mirror(instance)
     done = reconcile(store, mirror, translator, full=True, wipe=True)
     total = done
@@ -131,7 +131,7 @@ def repair(
 
 
 def open_mirror(instance: dg.DagsterInstance) -> PublicMirror:
-    """The mirror of an instance: by all that Dagster has, or by its public API if that changed."""
+    """The mirror of an instance: the full one, or the public API's if Dagster has changed."""
     if internals.flaws(internals.GRID):
         return PublicMirror(instance)
     from .grid import Mirror

@@ -1,6 +1,6 @@
 """The tables as a Dagster resource, and what a code location needs in them.
 
-The resource is configured, or what `odf` would use here. What the tables lack of the jobs of a code
+The resource is configured, or the one that `odf` would use here. What the tables lack of a code
 location is added where that is wanted, or else told.
 """
 
@@ -35,13 +35,13 @@ from ..store.store import Store
 from ..util.text import first_line, first_of, printable
 
 RESOURCE_KEY = "dataflow"
-"""The key of the resource by which a step finds the tables."""
+"""The key of the resource with the tables."""
 
 PYSPARK_KEY = "pyspark"
-"""The key of the resource that has the session of Spark, in a project that brings its own."""
+"""The key of the resource with the Spark session, in a project that brings its own."""
 
 FILL_SECONDS = 20.0
-"""Seconds that a tick judges the chunks of jobs that it has registered; others go on with it."""
+"""Seconds a tick may spend on the chunks of jobs that it just registered; later ticks finish."""
 
 MAX_NAMED_JOBS = 5
 
@@ -52,26 +52,36 @@ _kept: dict[str, str] = {}
 
 
 class EphemeralTables(NamedTuple):
-    """The temporary folder of a test's tables, removed with the process, and datasets' folders."""
+    """A test's temporary folder for the tables, removed with the process, and datasets' folders."""
 
     folder: TemporaryDirectory[str]
     places: Mapping[str, str]
 
 
 _ephemeral: dict[str, EphemeralTables] = {}
-"""By their URL, which Dagster's copies of a resource share."""
+"""By URL, which Dagster's copies of a resource share."""
 
 
-# A code location loads this before what is written in it, a run before its functions.
+# A code location imports this before its own code, and a run before its functions.
 take_passkey()
 hand_on_by_multiprocessing()
 
 
 class DataflowResource(dg.ConfigurableResource):
-    """The tables of OpenDataFlow.
+    """The tables of OpenDataFlow, as a Dagster resource.
 
-    What isn't set is what `odf` would use here: the target of `./flow.yml` that DATAFLOW_TARGET
-    names, the environment, `dataflow.properties`, or else SQLite in `./.dataflow/`.
+    Fields that aren't set come from where `odf` reads them: the target of `./flow.yml` that
+    DATAFLOW_TARGET names, the environment, `dataflow.properties`, or else SQLite in `./.dataflow/`.
+
+    Attributes:
+        url: The database, such as `postgresql://host/db` or `sqlite:///flow.db`.
+        schema_: The schema of the tables on PostgreSQL.
+        user: The user of the database.
+        config: The path of `dataflow.properties`.
+        timezone: The time zone in which days begin, for jobs that read `today`.
+
+    Example:
+        dataflow = DataflowResource(url=dg.EnvVar("DATAFLOW_URL"))
     """
 
     url: str | None = None
@@ -88,16 +98,20 @@ class DataflowResource(dg.ConfigurableResource):
         ready: Mapping[str, Iterable[str]] = MappingProxyType({}),
         places: Mapping[str, str | os.PathLike[str]] = MappingProxyType({}),
     ) -> Self:
-        """Tables for a test: of its own, and gone with the process.
+        """Create tables for a test, which are removed with the process.
 
-        They are a file of SQLite in a temporary folder. A job that a run needs and that isn't
-        registered is registered by the run. Every dataset is a folder: whatever its place is in
-        production, a test neither reads nor writes there.
+        They are an SQLite file in a temporary folder. A run registers its job if it isn't
+        registered yet. Every dataset is a folder: whatever its place is in production, a test
+        neither reads nor writes there.
 
         Args:
-            flow: The datasets and jobs that are registered, or the file that declares them.
-            ready: By dataset, chunks that were produced already.
-            places: By dataset, its folder; by default one within the temporary folder.
+            flow: The datasets and jobs to register, or the file that declares them.
+            ready: By dataset, chunks that are READY from the start.
+            places: By dataset, its folder; by default, one in the temporary folder.
+
+        Example:
+            dataflow = DataflowResource.ephemeral("flow.yml", ready={"sales": ["2026-03-01"]})
+            assert dataflow.materialize([check], partition_key="2026-03-01").success
         """
         folder = TemporaryDirectory(prefix="odf-ephemeral-")
         resource = cls(url=f"sqlite:///{folder.name}/dataflow.db")
@@ -129,11 +143,11 @@ class DataflowResource(dg.ConfigurableResource):
 
     @property
     def store(self) -> Store:
-        """The store, opened on first use; all threads and steps of a process share it."""
+        """The store, opened on first use and shared by all threads and steps of a process."""
         return self.patient_store()
 
     def patient_store(self, patience: float | None = None) -> Store:
-        """The store of those who wait so many seconds at most for a database that went away."""
+        """The store with a limit, in seconds, on the wait for a database that went away."""
         found = self.settings
         key = (found.url, found.user, found.encrypted, found.schema, found.timezone, patience)
         with _lock:
@@ -144,9 +158,9 @@ class DataflowResource(dg.ConfigurableResource):
             return _stores[key]
 
     def catalog(self) -> Catalog:
-        """What is registered now; with the database away, what was when it was last read.
+        """What is registered now, or if the database is away, what it had when it was last read.
 
-        So Dagster's pages open also then.
+        So Dagster's pages open during an outage, too.
         """
         store = self.patient_store(0.0)
         path = self._kept_in()
@@ -167,7 +181,7 @@ class DataflowResource(dg.ConfigurableResource):
             )
             return catalog
         finally:
-            store.db.drop()  # it is read seldom: keep no connection open for it
+            store.db.drop()  # it is read rarely, so no connection stays open for it
         _keep(path, catalog.to_json())
         return catalog
 
@@ -186,10 +200,10 @@ class DataflowResource(dg.ConfigurableResource):
 
         Args:
             assets: The assets, such as those of `@dataflow_assets`.
-            partition_key: The chunk; without one, all that can be claimed now are made.
-            resources: What the assets need besides `dataflow`.
-            instance: Dagster's instance, by default an empty one in memory.
-            options: What else `dg.materialize` takes, such as `raise_on_error=False`.
+            partition_key: The chunk; without one, all chunks that can be claimed now are produced.
+            resources: Further resources that the assets need.
+            instance: Dagster's instance; by default, an empty one in memory.
+            options: More arguments of `dg.materialize`, such as `raise_on_error=False`.
         """
         with ExitStack() as stack:
             if instance is None:
@@ -207,7 +221,7 @@ class DataflowResource(dg.ConfigurableResource):
             )
 
     def register_in_test(self, catalog: Catalog, jobid: str) -> bool:
-        """Register a job of a catalog in ephemeral tables; whether these are such."""
+        """Register a job of a catalog in ephemeral tables; False if these aren't ephemeral."""
         if not (_ephemeral and self.settings.url in _ephemeral):
             return False
         plan = catalog.jobs[jobid]
@@ -223,7 +237,7 @@ class DataflowResource(dg.ConfigurableResource):
         return True
 
     def _add_folder(self, datasetid: str, columns: Mapping[str, str | None]) -> None:
-        """Register a dataset of ephemeral tables, as a folder of its format, if it isn't yet."""
+        """Register a dataset of ephemeral tables as a folder of its format, unless it exists."""
         if operations.is_registered(self.store, datasetid):
             return
         tables = _ephemeral[self.settings.url]
@@ -243,7 +257,7 @@ class DataflowResource(dg.ConfigurableResource):
 
 
 def _value(field: str | None) -> str | None:
-    """A field's value, also before Dagster has resolved what it says of the environment."""
+    """Return a field's value, even before Dagster has resolved its environment variable."""
     return field.get_value() if isinstance(field, dg.EnvVar) else field
 
 
@@ -259,7 +273,7 @@ def _load_flow(changed_at: int) -> Flow:
 
 
 def _read(store: Store) -> Catalog:
-    """Read by a new connection if the one that there was is gone."""
+    """Read the catalog, over a new connection if the old one is gone."""
     try:
         return read_catalog(store)
     except Exception as error:
@@ -278,10 +292,10 @@ def _kept_catalog(path: str) -> Catalog | None:
 
 
 def _keep(path: str, text: str) -> None:
-    """Write what was read, unless it is there already; that it can't be written is no fault."""
+    """Save what was read, unless it is already saved; a failure to save is ignored."""
     if _kept.get(path) == text and os.path.exists(path):
         return
-    # Several code servers write it: each a file of its own, then a rename that readers don't see.
+    # Several code servers write here: each writes its own file and renames it, unseen by readers.
     temporary = f"{path}.{os.getpid()}.{threading.get_ident()}.tmp"
     try:
         make_folder(os.path.dirname(path))
@@ -296,22 +310,22 @@ def _keep(path: str, text: str) -> None:
 
 
 class LocationRegistration(NamedTuple):
-    """What a code location needs in the tables, as far as its code knows."""
+    """What a code location needs in the tables, as far as its code says."""
 
     flow: Flow | None = None
     command: str = ""
-    """What registers the flow."""
+    """The command that registers the flow."""
     apply: bool | None = None
-    """Whether a tick adds what the tables lack of the flow; None: to the embedded SQLite."""
+    """Whether a tick registers what the flow declares; None: only in the embedded SQLite."""
     left_out: Mapping[str, str] = {}
-    """Job → the line of why it was left out when the location was loaded."""
+    """Job → why it was left out when the location was loaded."""
     unread: str = ""
-    """Why nothing was known of the tables when the location was loaded."""
+    """Why the tables couldn't be read when the location was loaded."""
 
     def bring_up(self, dataflow: DataflowResource, store: Store) -> str:
-        """Add what the tables lack, or say so in a line; nothing if they lack nothing.
+        """Register what is missing from the tables, or report it in a line; "" if nothing is.
 
-        It only ever adds: what is registered with other values is for a person to change.
+        This only ever adds: a person has to change what is registered with other values.
         """
         lines = [self._left_out(store)]
         if self.flow is not None:
@@ -337,10 +351,10 @@ class LocationRegistration(NamedTuple):
             plan = plan_flow(store, flow)
         if not plan.changes:
             return added.rstrip()
-        # What is in conflict is for a person to look at: applying it would be refused.
+        # A person has to look at conflicts: applying them would be refused.
         command = self.command.replace("apply", "plan", 1) if plan.conflicts else self.command
         return (
-            f"{added}The tables aren't as flow {flow.name!r} says: {plan.summary} "
+            f"{added}The tables differ from flow {flow.name!r}: {plan.summary} "
             f"({_names(plan)}). Run: {command}."
         )
 
@@ -348,7 +362,7 @@ class LocationRegistration(NamedTuple):
         return dataflow.settings.origin == BUILT_IN if self.apply is None else self.apply
 
     def _left_out(self, store: Store) -> str:
-        """A line for the jobs that were left out, if any."""
+        """Return a line about the jobs that were left out, if any."""
         if self.unread:
             return f"When this code location was loaded, {self.unread}. Reload it."
         if not self.left_out:
@@ -358,12 +372,12 @@ class LocationRegistration(NamedTuple):
         lines = [line for jobid, line in sorted(self.left_out.items()) if jobid not in come]
         if come:
             names = ", ".join(map(repr, come))
-            lines.append(f"{names}: registered since. Reload this code location")
+            lines.append(f"{names}: registered meanwhile. Reload this code location")
         return f"{'. '.join(first_of(lines, MAX_NAMED_JOBS))}."
 
 
 def refuse_unapplied(dataflow: DataflowResource, catalog: Catalog, jobid: str) -> None:
-    """Refuse the run of a job that the tables don't have as its flow says."""
+    """Refuse to run a job whose registration lacks something that its flow declares."""
     if not catalog.registered_by:
         return
     try:
@@ -379,7 +393,7 @@ def refuse_unapplied(dataflow: DataflowResource, catalog: Catalog, jobid: str) -
 
 
 def _lacking(dataflow: DataflowResource, wanted: Plan) -> str:
-    """What the tables lack of a job, as a sentence; more inputs than the flow says are no lack."""
+    """Return what a job's registration lacks, as a sentence; additional inputs are allowed."""
     store, job = dataflow.store, f"Job {wanted.jobid!r}"
     if _has_no_tables(dataflow):
         return f"{job} isn't registered: {store.db.where} has no tables yet."
@@ -399,14 +413,14 @@ def _links(plan: Plan) -> str:
 
 
 def _names(plan: FlowPlan) -> str:
-    """What a plan is about, briefly: `dataset sales, job check and 3 more`."""
+    """Return the changes of a plan, briefly: `dataset sales, job check and 3 more`."""
     names = [f"{change.kind} {printable(change.name)}" for change in plan.changes]
     more = f" and {len(names) - MAX_NAMED_JOBS} more" if len(names) > MAX_NAMED_JOBS else ""
     return ", ".join(names[:MAX_NAMED_JOBS]) + more
 
 
 def _has_no_tables(dataflow: DataflowResource) -> bool:
-    """Whether the tables are to be in a file of SQLite, which isn't there or is still empty."""
+    """Whether the tables belong in an SQLite file that doesn't exist or is still empty."""
     path = dataflow.settings.url.removeprefix("sqlite:///")
     if path == dataflow.settings.url:
         return False

@@ -1,4 +1,4 @@
-"""Retries of a step by Dagster: which failures get one, and what their chunks are meanwhile."""
+"""Retries of a step by Dagster: which failures get one, and who holds their chunks meanwhile."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -21,11 +21,11 @@ def retry_clause(again: int, for_good: int) -> str:
 
 
 class StepRetries:
-    """The retries of one step: those that its `retry_policy` or a `RetryRequested` asks for.
+    """The retries of one step, requested by its `retry_policy` or a `RetryRequested`.
 
-    Dagster starts the whole step again. Until then the run keeps the chunks that failed: each is
-    claimed anew at once, so it is RUNNING and nobody else's. If the run dies meanwhile, or a person
-    terminates it, this claim is settled as any other of the run.
+    Dagster starts the whole step again. Until then, the run keeps the chunks that failed: it claims
+    each again at once, so it stays RUNNING and nobody else can take it. If the run dies meanwhile,
+    or a person terminates it, this claim is settled like any other of the run.
     """
 
     def __init__(self, context: dg.AssetExecutionContext, store: Store) -> None:
@@ -34,12 +34,12 @@ class StepRetries:
         self._policy = step.op_retry_policy
         self._is_on = not step.retry_mode.disabled
         self.requests: dict[str, dg.RetryRequested] = {}
-        """By dataid: what asks for a retry of a chunk."""
+        """By dataid: the retry that a chunk's failure requests."""
         self.kept: dict[str, Claim] = {}
-        """By dataid: the claims that are kept until then."""
+        """By dataid: the claims that are kept until the retry."""
 
     def judge(self, claim: Claim, error: BaseException | None, reason: str) -> Verdict:
-        """Grant a chunk that failed another try, as Dagster would grant it to the step."""
+        """Grant a failed chunk a retry if Dagster would grant it to the step."""
         if isinstance(error, dg.Failure):
             reason = f"Failure: {error.description}" if error.description else "Failure"
             if not error.allow_retries:
@@ -63,7 +63,7 @@ class StepRetries:
 
     @property
     def request(self) -> dg.RetryRequested:
-        """The retry of the step: as late as the last of its chunks asks for."""
+        """Return the retry of the step: as late as the last of its chunks asks for."""
         asked = self.requests.values()
         return dg.RetryRequested(
             max(request.max_retries for request in asked),
@@ -73,7 +73,7 @@ class StepRetries:
     def keep(
         self, dataids: Iterable[str], claim: Callable[[str], list[Claim]], pulse: Pulse
     ) -> None:
-        """Claim chunks anew for the next try; if others have one by then, that try will see."""
+        """Claim chunks again for the retry; if others have one by then, the retry reports it."""
         for dataid in dataids:
             if dataid not in self.kept:
                 for kept in claim(dataid):
@@ -81,7 +81,7 @@ class StepRetries:
                     self.kept[dataid] = kept
 
     def give_way(self, pulse: Pulse) -> bool:
-        """Give back what is kept, if anything: it takes up what the job's dial allows."""
+        """Give back the kept claims, if any: they take up what the job's dial allows."""
         kept = list(self.kept.values())
         self.kept.clear()
         for claim in kept:
@@ -90,14 +90,14 @@ class StepRetries:
         return bool(kept)
 
     def extend(self) -> None:
-        """Let what is kept last until the retry begins, and for one lease more."""
+        """Extend kept claims until the retry begins, plus one lease."""
         wait = self.request.seconds_to_wait or 0
         if self.kept:
             claims = [claim._replace(lease=wait + claim.lease) for claim in self.kept.values()]
             self.store.db.insist(lambda: self.store.heartbeat(claims))
 
     def take_back(self, jobid: str) -> list[str]:
-        """Give back what an earlier try of this step has kept, for this one to claim it anew."""
+        """Give back what an earlier try of this step kept, so that this one can claim it."""
         if not self.number:
             return []
         known = {"runid": self.context.run.run_id, "max_losses": 0}
@@ -112,7 +112,7 @@ class StepRetries:
         return [claim.dataid for claim in kept]
 
     def reported(self, key: dg.AssetKey, partitions: Sequence[str]) -> set[str]:
-        """The partitions of an asset that an earlier try of this step has told of."""
+        """Return the partitions of an asset that an earlier try of this step reported."""
         if not (self.number and partitions):
             return set()
         wanted = dg.AssetRecordsFilter(key, asset_partitions=list(partitions))
@@ -125,9 +125,9 @@ class StepRetries:
 
     @cached_property
     def failed_before(self) -> int | None:
-        """How many chunks earlier tries of this step have left FAILED; None: none came to its end.
+        """How many chunks earlier tries of this step left FAILED; None: none reached its end.
 
-        Dagster's log has it: a try may be another process.
+        Dagster's log has the number: a try may be another process.
         """
         if not self.number:
             return None

@@ -1,6 +1,6 @@
 """How Dagster stores runs and their logs, for runs that it never launched: see `outside.py`.
 
-What isn't public here and in `grid.py` is listed in `internals.py`.
+The internals of Dagster used here and in `grid.py` are listed in `internals.py`.
 """
 
 import logging
@@ -26,16 +26,16 @@ _MATERIALIZED = dg.DagsterEventType.ASSET_MATERIALIZATION.value
 
 
 class ShownRun(NamedTuple):
-    """A run as it is to be stored, and the log that its page shows."""
+    """A run to be stored, and the log that its page shows."""
 
     run: dg.DagsterRun
     began: float
     ended: float | None
     """When it ended, if it has."""
     lines: list[tuple[float, int, str]]
-    """When, level and text of each line."""
+    """Time, level and text of each line."""
     error: str
-    """Why it has failed; nothing: it succeeded, or is at work."""
+    """Why it failed; "": it succeeded, or is at work."""
 
 
 class RunStorage:
@@ -45,8 +45,8 @@ class RunStorage:
         self.mirror = mirror
 
     def put(self, shown: Iterable[ShownRun]) -> None:
-        """Store runs with the statuses and times that they are to have, and write their logs."""
-        # In one order, so that of two processes neither waits for what the other has locked.
+        """Store runs with the given statuses and times, and write their logs."""
+        # In one order, so that two processes don't wait for each other's locks.
         in_order = sorted(shown, key=lambda each: each.run.run_id)
         for some in in_batches(in_order):
             self._put(some)
@@ -57,7 +57,7 @@ class RunStorage:
         rows = {each.run.run_id: _row(each) for each in shown}
         tags = {each.run.run_id: each.run.tags for each in shown}
         with self.mirror.runs.connect() as db:
-            if not db.in_transaction():  # on PostgreSQL each statement would commit by itself
+            if not db.in_transaction():  # on PostgreSQL, each statement would commit by itself
                 db = db.execution_options(isolation_level="READ COMMITTED")
             with nullcontext() if db.in_transaction() else db.begin():
                 kind = postgresql if db.dialect.name == "postgresql" else sqlite
@@ -75,7 +75,7 @@ class RunStorage:
                     db.execute(there.values(rows[run_id]))
 
     def ended(self, tag: str) -> list[tuple[str, float | None]]:
-        """The runs with a tag that have ended, and when, the newest first."""
+        """Return the ended runs with a tag, and when they ended, the newest first."""
         runs, tags = RunsTable.c, RunTagsTable.c
         query = (
             sql.select(runs.run_id, runs.end_time)
@@ -87,7 +87,7 @@ class RunStorage:
             return [(row[0], row[1]) for row in db.execute(query)]
 
     def disown(self, run_id: str) -> None:
-        """Keep the materializations of a run that is to be deleted, as those of no run."""
+        """Detach materializations from a run before it is deleted, so that they stay."""
         theirs = sql.and_(_EVENTS.run_id == run_id, _EVENTS.dagster_event_type == _MATERIALIZED)
         with self.mirror.events.index_transaction() as db:
             rows = db.execute(sql.select(_EVENTS.id, _EVENTS.event).where(theirs)).fetchall()
@@ -103,7 +103,7 @@ class RunStorage:
 
     @cached_property
     def snapshots(self) -> tuple[str, str] | tuple[None, None]:
-        """The plan of one step that the pages of all these runs show."""
+        """Return the one-step plan that the pages of all these runs show."""
         if internals.flaws(internals.PAGES):
             return None, None
         from dagster._core.snap.execution_plan_snapshot import create_execution_plan_snapshot_id
@@ -117,7 +117,7 @@ class RunStorage:
         return job.snapshot_id, plan_id
 
     def _tell(self, shown: Sequence[ShownRun]) -> None:
-        """Write the logs of runs anew, each in one transaction: it is the same however often."""
+        """Rewrite the logs of runs, each in one transaction; repeating this changes nothing."""
         events, kind = self.mirror.events, _EVENTS.dagster_event_type
         on_sqlite = isinstance(events, SqliteEventLogStorage)  # each log is a file of its own
         for some in [[each] for each in shown] if on_sqlite else [shown]:
@@ -134,7 +134,7 @@ class RunStorage:
                     insert_events(db, batch)
 
     def alert(self, run: dg.DagsterRun, at: float, message: str, error: str) -> None:
-        """Tell Dagster's run failure sensors."""
+        """Notify Dagster's run failure sensors."""
         from dagster._core.events import JobFailureData, RunFailureReason
 
         data = JobFailureData(_error(error), RunFailureReason.UNKNOWN)
@@ -159,7 +159,7 @@ def _row(shown: ShownRun) -> dict[str, Any]:
 
 
 def _log(shown: ShownRun) -> list[dg.EventLogEntry]:
-    """What a run's page shows, in the order of time."""
+    """Return what a run's page shows, in the order of time."""
     entries = [_line(shown.run, *line) for line in shown.lines]
     if not internals.flaws(internals.PAGES):
         entries += _step(shown.run, shown.began, shown.ended, shown.error)
@@ -182,7 +182,7 @@ def _line(run: dg.DagsterRun, at: float, level: int, text: str) -> dg.EventLogEn
 def _step(
     run: dg.DagsterRun, began: float, ended: float | None, error: str
 ) -> Iterable[dg.EventLogEntry]:
-    """The start and the end of the one step."""
+    """Return the start and the end of the single step."""
     from dagster._core.execution.plan.objects import StepFailureData, StepSuccessData
 
     def entry(kind: str, at: float, data: Any = None) -> dg.EventLogEntry:
@@ -223,7 +223,7 @@ def _snapshots() -> tuple[Any, Any]:
     from dagster._core.execution.api import create_execution_plan
     from dagster._core.snap.execution_plan_snapshot import snapshot_from_execution_plan
 
-    @dg.op(name=STEP_KEY, description="Executed outside Dagster, which only shows it.")
+    @dg.op(name=STEP_KEY, description="Executed outside Dagster; this step only shows it.")
     def work() -> None: ...
 
     @dg.job(name="outside")

@@ -33,7 +33,7 @@ from .translator import DataflowTranslator
 _log = logging.getLogger("opendataflow_dagster")
 
 MAX_NAMED_JOBS = 10
-"""How many jobs a line names."""
+"""Jobs that a line names."""
 
 Path = str | os.PathLike[str]
 Script = Path | Sequence[Path]
@@ -54,12 +54,12 @@ class JobRunners:
     ) -> None:
         self.catalog, self.translator, self._pyspark = catalog, translator, pyspark
         self.command = command
-        """What registers the jobs that are declared in code."""
+        """The command that registers the jobs that are declared in code."""
         self.assets: list[Any] = []
         self.targets: dict[str, dg.AssetsDefinition] = {}
         self._by: dict[str, str] = {}
         self.left_out: dict[str, str] = {}
-        """Job → the line of why nothing runs it here: it isn't registered."""
+        """Job → why nothing runs it here: it isn't registered."""
         self._checks, self._checked = list(checks), set[str]()
         self._options, self._with_options = dict(options), set[str]()
         for jobid, some in self._options.items():
@@ -70,9 +70,9 @@ class JobRunners:
             other = self._keys.setdefault(translator.asset_key(datasetid), datasetid)
             if other != datasetid:
                 raise WrongUse(
-                    f"Datasets {other!r} and {datasetid!r} are both called "
-                    f"{translator.asset_key(datasetid).to_user_string()!r} by the translator. Give "
-                    "each a key of its own."
+                    f"The translator gives datasets {other!r} and {datasetid!r} the same asset "
+                    f"key, {translator.asset_key(datasetid).to_user_string()!r}. Give each a key "
+                    "of its own."
                 )
 
     def add_given(
@@ -82,7 +82,7 @@ class JobRunners:
         scripts: Mapping[str, Script] | Path | None,
         chosen: Collection[str] | None,
     ) -> None:
-        """Take what a call names; of a folder of scripts, those of the chosen jobs."""
+        """Add what a call names; of a folder of scripts, only those of the chosen jobs."""
         for jobid in sorted(chosen or ()):
             self._is_registered(jobid, "`jobs`")
         for definition in assets:
@@ -94,9 +94,9 @@ class JobRunners:
             self.add_script(jobid, argv)
 
     def add_assets(self, given: Any) -> None:
-        """Take assets as they are; the metadata of those that run a job name it.
+        """Add assets unchanged; those that run a job name it in their metadata.
 
-        Those of a job that is declared in Python are made again: its domain is known only now.
+        Assets of a job that is declared in Python are built again: only now is the domain known.
         """
         if (missing := getattr(given, UNREGISTERED, None)) is not None:
             self.left_out[missing] = why_unregistered(self.catalog, missing)
@@ -112,7 +112,7 @@ class JobRunners:
                 self._take(jobid, given, "the assets of @dataflow_assets")
 
     def expect(self, flow: Flow) -> None:
-        """Take what a flow expects of datasets: checks of whatever makes them here."""
+        """Add what a flow expects of datasets, as checks of whatever produces them here."""
         for dataset in flow.datasets:
             for rule in expectations_of(dataset.datasetid, dataset.expect):
                 self._expected.append(
@@ -120,7 +120,7 @@ class JobRunners:
                 )
 
     def add_flow(self, flow: Flow, chosen: Collection[str] | None) -> None:
-        """Take what a flow says of its jobs, except for those that the call has given already."""
+        """Add the jobs of a flow, except those that the call has given already."""
         for job in flow.jobs:
             if job.jobid in self._by or not (chosen is None or job.jobid in chosen):
                 continue
@@ -138,11 +138,11 @@ class JobRunners:
                 raise FlowError(f"{where}{error}") from error.__cause__
 
     def _is_made_by_another(self, job: Job) -> bool:
-        """Whether another job here makes what a job writes: an asset has one definition."""
+        """Whether another job here writes a dataset of this job: an asset has one definition."""
         for other in self.targets:
             if both := set(self.catalog.jobs[other].outputs) & set(job.outputs):
                 _log.warning(
-                    "Jobs %r and %r both write %r: an asset can be made by one of them, so Dagster "
+                    "Jobs %r and %r both write %r. One of them produces the asset, so Dagster "
                     "doesn't run %r. Its chunks are shown all the same.",
                     other,
                     job.jobid,
@@ -153,19 +153,19 @@ class JobRunners:
         return False
 
     def add_pipelines(self, pipelines: Projects) -> None:
-        """Take the assets of pipelines; each is the job of the same name."""
+        """Add the assets of pipelines; each is the job of the same name."""
         definitions = assets_of(pipelines, self.catalog, self.translator, pyspark=self._pyspark)
         for jobid, definition in zip(pipelines.shown, definitions, strict=True):
             self._take(jobid, definition, f"pipeline {jobid}")
             self.assets.append(definition)
 
     def add_function(self, jobid: str, function: Callable[..., Any]) -> None:
-        inner = getattr(function, "fn", function)  # of a SparkJob
+        inner = getattr(function, "fn", function)  # a SparkJob wraps its function
         name = getattr(inner, "__name__", type(inner).__name__)
         if not callable(function) or isinstance(function, dg.AssetsDefinition):
             raise WrongUse(
-                f"What runs job {jobid!r}, a {type(function).__name__}, isn't a function. Assets "
-                "that are made already go into `assets`."
+                f"Job {jobid!r} needs a function, not a {type(function).__name__}. Pass finished "
+                "assets in `assets`."
             )
         if not self._is_registered(jobid, f"function {name}"):
             return
@@ -202,15 +202,15 @@ class JobRunners:
         self.assets.append(definition)
 
     def check(self) -> None:
-        """Refuse what Dagster would refuse in more words, or not at all."""
+        """Refuse what Dagster would refuse in a longer message, or not at all."""
         one_producer_each(self.catalog, self.targets)
         seen: dict[dg.AssetKey, Any] = {}
         for definition in self.assets:
             for key in _keys(definition):
                 if seen.setdefault(key, definition) is not definition:
                     raise WrongUse(
-                        f"Asset {key.to_user_string()!r} is defined twice. Leave one of them out, "
-                        "or rename the dataset's by a DataflowTranslator."
+                        f"Asset {key.to_user_string()!r} is defined twice. Leave out one of them, "
+                        "or rename the dataset's asset with a DataflowTranslator."
                     )
         for chunk_check in self._checks:
             if chunk_check.name not in self._checked:
@@ -219,9 +219,9 @@ class JobRunners:
             self._refuse_unused_options(jobid)
 
     def _refuse_unused(self, chunk_check: ChunkCheck) -> None:
-        """Refuse a check that is for nothing here; it may be for what was left out."""
+        """Refuse a check that applies to nothing here; its dataset may have been left out."""
         dataset = chunk_check.dataset
-        of = f"dataset {dataset!r}" if dataset else "no dataset in particular"
+        of = f"dataset {dataset!r}" if dataset else "no particular dataset"
         line = (
             f"Check {chunk_check.name!r} is for {of}, which no function or script here "
             "writes. Use @dataflow_check(dataset=…), or give it to "
@@ -232,14 +232,14 @@ class JobRunners:
         _log.warning("%s", line)
 
     def _options_of(self, jobid: str) -> JobOptions:
-        """What the call says of a job's step and assets."""
+        """Return the call's options for a job's step and assets."""
         self._with_options.add(jobid)
         return self._options.get(jobid, {})
 
     def _refuse_unused_options(self, jobid: str) -> None:
         if by := self._by.get(jobid):
             where = "Give them to @dataflow_assets." if "assets" in by else "It takes none."
-            raise WrongUse(f"Options are given for job {jobid!r}, which runs by {by}. {where}")
+            raise WrongUse(f"Options are given for job {jobid!r}, run by {by}. {where}")
         like = did_you_mean(jobid, self.catalog.jobs)
         raise WrongUse(
             f"Options are given for job {jobid!r}, which no function or script here "
@@ -249,9 +249,10 @@ class JobRunners:
     def external(
         self, chosen: set[str] | None, elsewhere: Collection[str] = ()
     ) -> list[dg.AssetSpec]:
-        """The assets of all other datasets, or of those that the chosen jobs read or write.
+        """Return the assets of all other datasets, or of those that the chosen jobs read or write.
 
-        Datasets that are made elsewhere in the location, or by jobs that run there, are left out.
+        Datasets that are produced elsewhere in the location, or by jobs that run there, are
+        omitted.
         """
         here = {key for definition in self.assets for key in _keys(definition)}
         produced = {datasetid for key, datasetid in self._keys.items() if key in here}
@@ -291,7 +292,7 @@ class JobRunners:
         return [*found, *(check for check in self._expected if check.dataset in outputs)]
 
     def _is_registered(self, jobid: str, by: str) -> bool:
-        """Whether a job can be an asset; one that can't costs a line, not the location."""
+        """Whether a job can be an asset; if not, that costs a warning, not the location."""
         flaw = why_unregistered(self.catalog, jobid)
         if not flaw:
             return True
@@ -301,15 +302,15 @@ class JobRunners:
             names = ", ".join(map(printable, known[:MAX_NAMED_JOBS])) + more if known else "none"
             like = did_you_mean(jobid, known)
             flaw = (
-                f"Job {jobid!r}, which {by} is given for, isn't registered{like or '.'} These are: "
+                f"Job {jobid!r} isn't registered, but {by} is for it{like or '.'} Registered: "
                 f"{names}. {what_registers(self.catalog, jobid)}"
             )
-        _log.warning("%s. Its assets are left out until then.", flaw)
+        _log.warning("%s. Its assets are left out until it is.", flaw)
         self.left_out[jobid] = flaw
         return False
 
     def _job_of(self, given: dg.AssetsDefinition) -> str | None:
-        """The job that assets run; None: they run none of ours."""
+        """Return the job that assets run; None: they run none of ours."""
         if RESOURCE_KEY not in given.required_resource_keys:
             return None
         outputs = set()
@@ -319,9 +320,10 @@ class JobRunners:
                 self.translator.asset_key(datasetid) != spec.key
             ):
                 raise WrongUse(
-                    f"Asset {spec.key.to_user_string()!r} of dataset {datasetid!r} is called "
-                    f"{self.translator.asset_key(datasetid).to_user_string()!r} by the translator. "
-                    "Give the same translator to @dataflow_assets and to build_definitions."
+                    f"The translator names the asset of dataset {datasetid!r} "
+                    f"{self.translator.asset_key(datasetid).to_user_string()!r}, but it is "
+                    f"{spec.key.to_user_string()!r}. Give the same translator to @dataflow_assets "
+                    "and to build_definitions."
                 )
             outputs.add(datasetid)
         jobids = {spec.metadata.get("opendataflow/job") for spec in given.specs}
@@ -334,7 +336,7 @@ class JobRunners:
 
 
 def command_of(flow: Flow, job: Job) -> list[str]:
-    """The program that a flow names for a job, and its arguments; its path is that of the flow."""
+    """The program that a flow names for a job, and its arguments; paths start at the flow."""
     program, *arguments = job.words()
     path = os.path.join(flow.folder, program)
     if "/" in program or os.path.isfile(path):
@@ -345,9 +347,9 @@ def command_of(flow: Flow, job: Job) -> list[str]:
 def scripts_by_job(
     scripts: Mapping[str, Script] | Path | None, jobs: Collection[str]
 ) -> dict[str, list[str]]:
-    """By job, the program to run and its arguments; of a folder, those that are called like a job.
+    """Return the program of each job and its arguments; of a folder, the scripts named like jobs.
 
-    A path that is relative now stays the same file later.
+    Relative paths are made absolute, so that they still name the same file later.
     """
     if scripts is None:
         return {}

@@ -1,4 +1,4 @@
-"""The sensors that follow the tables: the grid shows their statuses, ended runs are settled."""
+"""The sensors that follow the tables: they mirror statuses to the grid and settle ended runs."""
 
 import threading
 import time
@@ -34,25 +34,25 @@ LAUNCHED_STATUSES = (
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
 )
-"""The statuses of a run that should have a worker. A QUEUED one may wait for long."""
+"""The statuses of a run that should have a worker. A QUEUED run may wait for long."""
 
 MAX_NAMED_JOBS = 3
 """Jobs that a tick's line names for each status."""
 
-WIPE_HINT = "`odf drift --repair` wipes their assets, and shows anew what is READY"
-"""What to do about squares that this Dagster can't take back one by one."""
+WIPE_HINT = "`odf drift --repair` wipes their assets, and shows their READY chunks again"
+"""What to do about squares that this Dagster can't correct one by one."""
 
 RUNS_PER_QUERY = 500
-"""Runs that one query asks for."""
+"""Runs per query."""
 
 _renewal_ends: dict[str, float] = {}
-"""Database → until when its workers have time to renew their leases, after an outage."""
+"""Database → until when, after an outage, its workers have time to renew their leases."""
 
 _lock = threading.Lock()
 
 
 class Mirrored(NamedTuple):
-    """What the reconcile sensor goes by, of all that a code location has of some tables."""
+    """What the reconcile sensor uses of all that a code location has for some tables."""
 
     translator: DataflowTranslator
     registrations: Sequence[LocationRegistration] = ()
@@ -71,21 +71,25 @@ def reconcile_sensor(
     outside: OutsideOptions | None = None,
     mirrored: Callable[[dg.RepositoryDefinition | None], Mirrored] | None = None,
 ) -> dg.SensorDefinition:
-    """Mirror what changed in the tables, settle what dead runs left, recover lost claims.
+    """Mirror changes of the tables in Dagster, settle chunks of dead runs, recover lost claims.
 
-    A tick takes about `seconds` at most, and the next one continues there. To have everything
-    compared again, reset the sensor's cursor in the UI, or run `odf drift --repair`.
+    A tick takes about `seconds`; the next one continues where it stopped. To compare everything
+    again, reset the sensor's cursor in the UI, or run `odf drift --repair`.
 
     Args:
         dataflow: The tables.
-        translator: The names and looks of the assets.
-        name: What the sensor is called.
-        minimum_interval_seconds: How often it looks.
-        seconds: How long a tick may take, about.
-        default_status: Whether it is on from the start.
-        registration: What the code location needs in the tables: what they lack is added, or told.
-        outside: What becomes of the runs that show what was executed outside Dagster.
-        mirrored: Tells translator, registration and outside by the code location instead.
+        translator: Names datasets, chunks and jobs in Dagster.
+        name: The sensor's name.
+        minimum_interval_seconds: Seconds between two ticks.
+        seconds: About how long a tick may take.
+        default_status: Whether the sensor is on from the start.
+        registration: What the code location needs in the tables; a tick registers what is missing,
+            or reports it.
+        outside: What happens to the runs that show work done outside Dagster.
+        mirrored: Finds translator, registration and outside by the code location instead.
+
+    Example:
+        defs = dg.Definitions(assets=assets, sensors=[reconcile_sensor(dataflow)])
     """
     dataflow = dataflow or DataflowResource()
     alone = Mirrored(
@@ -96,11 +100,11 @@ def reconcile_sensor(
         name=name,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
-        description="Shows in Dagster's grid what the tables of OpenDataFlow say, and settles "
-        "what dead runs left.",
+        description="Mirrors the tables of OpenDataFlow in Dagster's grid, and settles the chunks "
+        "of dead runs.",
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        # Here, since runs load the location too, and have no use for Dagster's storage in SQL.
+        # Imported here: runs load the location too, and don't need Dagster's SQL storage.
         from .outside import OutsideRuns
         from .reconcile import open_mirror, reconcile
 
@@ -133,7 +137,7 @@ def reconcile_sensor(
 def _made_here(
     repository: dg.RepositoryDefinition | None,
 ) -> dict[dg.AssetKey, str | None] | None:
-    """The assets that a code location makes, each with its code version; None: no location."""
+    """The assets that a code location produces, each with its code version; None: no location."""
     if repository is None:
         return None
     graph = repository.asset_graph
@@ -141,9 +145,9 @@ def _made_here(
 
 
 def settle(store: Store, instance: dg.DagsterInstance) -> list[Recovered]:
-    """Settle the chunks of runs that ended or died, and all other claims whose lease is over."""
+    """Settle the chunks of runs that ended or died, and all other claims with an expired lease."""
     done = list(settle_ended_runs(store, instance))
-    # While the database was away, no worker could renew its lease: none of them counts as lost yet.
+    # While the database was away, no worker could renew its lease: none counts as lost yet.
     with _lock:
         is_renewing = time.monotonic() < _renewal_ends.get(store.db.where, 0.0)
     if not is_renewing:
@@ -153,25 +157,25 @@ def settle(store: Store, instance: dg.DagsterInstance) -> list[Recovered]:
 
 
 def _summary(done: "Reconciled", settled: Sequence[Recovered]) -> str:
-    """One line about a pass: `12 chunks mirrored: 10 ready, 2 failed (check), grid agrees.`"""
+    """A pass in one line: `12 chunks mirrored: 10 ready, 2 failed (check), grid agrees.`"""
     parts = _mirrored(done)
     if done.keys:
         parts.append(f"{count_of(done.keys, 'partition key')} changed")
     if settled:
         parts.append(f"{count_of(len(settled), 'chunk')} settled")
     if done.runs and not parts:
-        parts.append(f"{count_of(done.runs, 'run')} of what was executed outside put right")
+        parts.append(f"{count_of(done.runs, 'run')} from outside Dagster corrected")
     if not (parts or done.more or done.stuck):
         return "The grid agrees with the tables."
     if done.stuck:
-        parts.append(f"{count_of(done.stuck, 'square')} can't be taken back ({WIPE_HINT})")
+        parts.append(f"{count_of(done.stuck, 'square')} can't be corrected ({WIPE_HINT})")
     if done.more or not done.stuck:
-        parts.append("the next tick goes on" if done.more else "grid agrees")
+        parts.append("the next tick continues" if done.more else "grid agrees")
     return ", ".join(parts) + "."
 
 
 def _mirrored(done: "Reconciled") -> list[str]:
-    """How many chunks a pass has mirrored: by status, with the jobs of those that aren't READY."""
+    """Count the chunks that a pass mirrored, by status, and name the jobs of those not READY."""
     counts, jobs = Counter({"missing": done.cleared}), dict[str, list[str]]()
     for (status, jobid), count in sorted(done.chunks.items()):
         word = status.lower()
@@ -189,8 +193,8 @@ def _mirrored(done: "Reconciled") -> list[str]:
 
 
 def _unreadable(store: Store | None, error: Exception) -> str:
-    """One line about tables that can't be read; workers get time to renew their leases after it."""
-    line = unreadable(store, error, "Nothing is shown or settled until they can. See `odf doctor`.")
+    """Report tables that can't be read, in one line; after it, workers get time to renew leases."""
+    line = unreadable(store, error, "Nothing is mirrored or settled until then. See `odf doctor`.")
     if store is not None:
         with _lock:
             _renewal_ends[store.db.where] = time.monotonic() + LEASE_RENEWAL_SECONDS
@@ -200,7 +204,7 @@ def _unreadable(store: Store | None, error: Exception) -> str:
 def settle_ended_runs(store: Store, instance: dg.DagsterInstance) -> list[Recovered]:
     """Settle the chunks of Dagster runs that have ended: HOLD after a cancellation, else RESUBMIT.
 
-    A run that this Dagster doesn't know may be another's: its leases decide.
+    A run that this Dagster doesn't know may be another Dagster's: its leases decide.
     """
     settled: list[Recovered] = []
     for run in _runs_here(instance, runs_at_work(store)):
@@ -212,21 +216,22 @@ def settle_ended_runs(store: Store, instance: dg.DagsterInstance) -> list[Recove
 def end_lost_runs(
     store: Store, instance: dg.DagsterInstance, grace: float = 0.0, *, silence: float | None = None
 ) -> list[Recovered]:
-    """End the Dagster runs whose workers are all lost, and settle what they hold.
+    """End the Dagster runs whose workers are all lost, and settle their chunks.
 
-    A run that was killed with its code server would stay STARTED for ever. It counts as lost once
-    its leases have been over for `grace` seconds; one without any worker, `silence` seconds after
-    its last sign. A run that this Dagster doesn't know is another Dagster's: for `silence` seconds
-    it is left to that one, which finds it by its workers. Its claims are recovered by their leases.
+    A run that was killed with its code server would stay STARTED forever. It counts as lost once
+    its leases have been expired for `grace` seconds, or if it has no worker at all, `silence`
+    seconds after its last sign. A run that this Dagster doesn't know belongs to another Dagster,
+    which for `silence` seconds may end it itself. After that, its claims are recovered by their
+    leases.
     """
     settled: list[Recovered] = []
     silence = SILENCE_SECONDS if silence is None else silence
     lost = lost_runs(store, grace)
-    # First the runs: if this is killed in between, the next tick finds their claims as those of
+    # Runs first: if this is killed in between, the next tick settles their claims as those of
     # ended runs.
     for run in _runs_here(instance, lost):
         if not run.is_finished:
-            _end(instance, run, "its workers are gone, none has renewed its lease")
+            _end(instance, run, "its workers are gone: none has renewed its lease")
     known = {run.run_id: run for run in _runs_here(instance, lost)}
     strangers = set(lost) - set(known)
     forgotten = strangers & set(lost_runs(store, max(grace, silence)) if strangers else ())
@@ -245,18 +250,18 @@ def settlement_sensor(
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
     minimum_interval_seconds: int = 30,
 ) -> dg.SensorDefinition:
-    """A sensor that settles the chunks of runs that have failed or were canceled.
+    """Settle the chunks of runs that failed or were canceled.
 
-    The reconcile sensor does so too, and more often. This one does while that is switched off. It
-    is no run status sensor: of these, Dagster has one for each status, and tells it of all runs of
-    the code location.
+    The reconcile sensor does this too, and more often; this one works while that one is off. It is
+    no run status sensor: Dagster would need one for each status, and would call each for all runs
+    of the code location.
     """
 
     @dg.sensor(
         name="opendataflow_settle",
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
-        description="Settles the chunks of runs that failed or were canceled, also while "
+        description="Settles the chunks of runs that failed or were canceled, even while "
         "the sensor that mirrors the tables is off.",
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.SkipReason:
@@ -268,7 +273,7 @@ def settlement_sensor(
             return dg.SkipReason(unreadable(store, error, "Nothing is settled."))
         _log_settled(context, settled)
         if not settled:
-            return dg.SkipReason("No run that has ended holds a chunk.")
+            return dg.SkipReason("No ended run holds a chunk.")
         return dg.SkipReason(f"{count_of(len(settled), 'chunk')} of ended runs settled.")
 
     return sensor
@@ -280,7 +285,7 @@ def _log_settled(context: dg.SensorEvaluationContext, settled: Iterable[Recovere
 
 
 def _runs_here(instance: dg.DagsterInstance, runids: Iterable[str]) -> list[dg.DagsterRun]:
-    """Those of some runs that Dagster knows; no query if there are none."""
+    """Return the runs that Dagster knows; no query for an empty list."""
     wanted, found = list(runids), []
     for start in range(0, len(wanted), RUNS_PER_QUERY):
         runs = dg.RunsFilter(run_ids=wanted[start : start + RUNS_PER_QUERY])
@@ -291,17 +296,17 @@ def _runs_here(instance: dg.DagsterInstance, runids: Iterable[str]) -> list[dg.D
 def _settle_ended(store: Store, run: dg.DagsterRun) -> list[Recovered]:
     canceled = run.status == dg.DagsterRunStatus.CANCELED
     failed = run.status == dg.DagsterRunStatus.FAILURE
-    how = "failed" if failed else "ended without settling it"
+    how = "failed" if failed else "ended without settling its chunks"
     why = terminated(run.run_id) if canceled else f"run {run.run_id} {how}"
     return _settle_run(store, run.run_id, why, canceled)
 
 
 def _settle_run(store: Store, runid: str, why: str, canceled: bool) -> list[Recovered]:
-    """What was settled; a run whose rows somebody keeps locked doesn't hold up the others."""
+    """Settle a run's chunks; a run whose rows are locked doesn't hold up the others."""
     try:
         return settle_run(store, runid, why=why, canceled=canceled)
     except LostRace:
-        return []  # its claims are still there: the next tick tries again
+        return []  # its claims remain: the next tick tries again
 
 
 def _end(instance: dg.DagsterInstance, run: dg.DagsterRun, why: str) -> None:
@@ -314,7 +319,7 @@ def _end(instance: dg.DagsterInstance, run: dg.DagsterRun, why: str) -> None:
 def _runs_without_worker(
     store: Store, instance: dg.DagsterInstance, silence: float
 ) -> list[dg.DagsterRun]:
-    """Runs of the catch-up sensor that Dagster calls started, and that have no worker."""
+    """Runs of the catch-up sensor that Dagster calls started and that have no worker."""
     before = datetime.fromtimestamp(time.time() - silence, UTC)
     wanted = dg.RunsFilter(
         statuses=LAUNCHED_STATUSES, tags={CATCH_UP_TAG: "true"}, updated_before=before

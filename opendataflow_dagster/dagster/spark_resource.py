@@ -1,4 +1,4 @@
-"""The session of Spark as a Dagster resource, as `odf` would start it here."""
+"""The Spark session as a Dagster resource, with the settings that `odf` would use here."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from ..config.settings import load_settings
 
 try:
     from dagster_pyspark import LazyPySparkResource  # pyright: ignore[reportAssignmentType]
-except ImportError:  # without it everything works but what is annotated with its class
+except ImportError:  # without dagster-pyspark, all works except annotations with its class
 
     class LazyPySparkResource(dg.ConfigurableResource):
         """The same interface."""
@@ -17,19 +17,26 @@ except ImportError:  # without it everything works but what is annotated with it
 
         @property
         def spark_session(self) -> Any:
-            """The session, made when it is asked for."""
+            """The session, started on first use."""
 
         @property
         def spark_context(self) -> Any:
-            """Its context, which a session of Spark Connect has not."""
+            """The session's context; Spark Connect sessions have none."""
             return self.spark_session.sparkContext
 
 
 class SparkResource(LazyPySparkResource):
-    """A LazyPySparkResource with Java, defaults and settings of OpenDataFlow.
+    """A LazyPySparkResource with the Java, the defaults and the settings of OpenDataFlow.
 
-    `spark_config`, flat or nested, beats the environment, which beats the file `config`, by default
-    `dataflow.properties`. All steps of a process share the session, and none of them ends it.
+    All steps of a process share the session, and none of them stops it.
+
+    Attributes:
+        spark_config: Settings of Spark, flat or nested. They override the environment, which
+            overrides `config`.
+        config: The path of the properties file; by default `dataflow.properties`.
+
+    Example:
+        resources = {"pyspark": SparkResource(spark_config={"spark.master": "local[4]"})}
     """
 
     spark_config: dict[str, Any] = {}  # noqa: RUF012 - a field: pydantic copies it
@@ -38,7 +45,7 @@ class SparkResource(LazyPySparkResource):
 
     @property
     def spark_session(self) -> Any:
-        """The session of this process, made when it is asked for."""
+        """The session of this process, started on first use."""
         from ..spark.session import spark_session
 
         return spark_session(
@@ -47,12 +54,12 @@ class SparkResource(LazyPySparkResource):
 
     @property
     def spark_context(self) -> Any:
-        """Its context, which a session of Spark Connect has not."""
+        """The session's context; Spark Connect sessions have none."""
         return self.spark_session.sparkContext
 
 
 def _flat(nested: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """`{"spark": {"ui": {"enabled": …}}}` as `{"spark.ui.enabled": …}`."""
+    """Flatten `{"spark": {"ui": {"enabled": …}}}` to `{"spark.ui.enabled": …}`."""
     found: dict[str, Any] = {}
     for key, value in nested.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The body of a step: claim the chunks of a run as the tables allow, produce them, report them."""
+"""The body of a step: claim the chunks of a run as the tables allow, produce and report them."""
 
 import signal
 import time
@@ -40,21 +40,21 @@ from .translator import DataflowTranslator
 from .versions import ChunkEvents, Context, stale_evaluations
 
 CATCH_UP_TAG = "opendataflow/catch-up"
-"""The tag of a run that claims whatever the tables offer."""
+"""The tag of a run that claims any chunks that the tables offer."""
 
 BATCH_TAG = "opendataflow/batch"
-"""The tag that says how many chunks such a run claims at most."""
+"""The tag that limits how many chunks such a run claims."""
 
 DEFAULT_BATCH_CHUNKS = 500
 
 MAX_NAMED_CHUNKS = 10
-"""How many chunks the reason of a failed run names."""
+"""Chunks that the reason of a failed run names."""
 
 DIAL_POLL_SECONDS = 2.0
-"""Seconds between two looks at a dial that holds back all remaining chunks of a run."""
+"""Seconds between two reads of a dial that holds back all remaining chunks of a run."""
 
 LEASE_RENEWAL_SECONDS = 60.0
-"""Seconds that other workers have, after an outage of the database, to renew their leases."""
+"""Seconds that other workers get to renew their leases after an outage of the database."""
 
 LOCK_WAIT_SECONDS = 10.0
 """Seconds for which a run keeps trying to claim a chunk that another worker holds."""
@@ -67,19 +67,19 @@ AUTOMATION_TAGS = frozenset(
         "dagster/schedule_name",
     }
 )
-"""The tags of runs, and of the runs of backfills, that no person has asked for."""
+"""The tags of runs, and of backfills' runs, that no person launched."""
 
 BACKFILL_TAG = "dagster/backfill"
 
 TERMINATED_STATUSES = dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED
-"""The statuses of a run that a person terminated. One whose process died becomes FAILURE."""
+"""The statuses of a run that a person terminated; a run whose process died becomes FAILURE."""
 
 Event = dg.AssetMaterialization | dg.AssetCheckEvaluation
 Body = Callable[[dg.AssetExecutionContext, Mapping[str, Any]], Iterator[Event]]
 
 
 class Claimer:
-    """One step that claims chunks of one job."""
+    """A step that claims chunks of one job."""
 
     pulse: Pulse
 
@@ -95,11 +95,11 @@ class Claimer:
         self.context, self.store, self.jobid = context, store, jobid
         self.translator = translator
         self.runid = context.run.run_id
-        self.owner = f"{new_owner()} of run {self.runid}"  # history tells which run it was
+        self.owner = f"{new_owner()} of run {self.runid}"  # so that history names the run
         self.events = ChunkEvents(context, store, translator)
         self.resubmits = is_on(context, RESUBMIT_TAG)
         self.claims: dict[int, tuple[Claim, str]] = {}
-        """By generation: the claims that are still to be settled, each with its partition key."""
+        """By generation: claims that aren't settled yet, each with its partition key."""
         self.refused: dict[str, str] = {}
         self._locked_since: dict[str, float] = {}
         self._said_waiting = False
@@ -107,19 +107,19 @@ class Claimer:
         self._recovered_at = 0.0
 
     def environment(self) -> JobEnvironment:
-        """The variables of the job, at most a second old; raises what forbids to claim."""
+        """The variables of the job, at most a second old; raises what forbids claiming."""
         return self._environment.read()
 
     def claim(self, dataid: str | None, k: int = 1) -> list[Claim]:
-        """Claim chunks; if none is free, settle lost claims and try again, once a second at most.
+        """Claim chunks; if none is free, settle lost claims and try again, at most once a second.
 
-        An outage of the database also keeps other workers from renewing their leases. For
+        During an outage of the database, other workers can't renew their leases either. For
         `LEASE_RENEWAL_SECONDS` after it, no claim counts as lost: its worker may be alive.
         """
-        if self.pulse.dismissed:  # Dagster can force a run to its end, but not its process
+        if self.pulse.dismissed:  # Dagster can end a run by force, but not its process
             raise dg.Failure(
-                f"Run {self.runid} was ended by others (canceled, or taken for dead), so it makes "
-                "no more chunks.",
+                f"Run {self.runid} was ended by others (canceled, or considered dead), so it "
+                "produces no more chunks.",
                 allow_retries=False,
             )
         is_due = time.monotonic() - self._recovered_at > PLAN_AGE_SECONDS
@@ -128,12 +128,12 @@ class Claimer:
         found = claim(self.jobid, owner=self.owner, runid=self.runid, only=dataid, k=k)
         if recovers and not found:
             self._recovered_at = time.monotonic()
-        # If the answer to a claim was lost with its connection, the store answers the next one with
-        # all that this owner has.
+        # If a connection broke before the answer to a claim arrived, the store answers the next
+        # claim with all that this owner holds.
         return [claim for claim in found if claim.generation not in self.claims]
 
     def ready_already(self, dataid: str) -> list[tuple]:
-        """The rows of a chunk that is READY already; none if it has to be produced."""
+        """Return the rows of a chunk that is READY already; none if it has to be produced."""
         db = self.store.db
         rows, _ = db.insist(lambda: db.run("produce.outputs", jobid=self.jobid, dataid=dataid))
         ready = {row[0]: row for row in rows if row[2] == READY}
@@ -143,11 +143,11 @@ class Claimer:
         return list(ready.values())
 
     def staleness(self, dataid: str) -> Staleness:
-        """Whether a chunk is stale that is READY."""
+        """Whether a READY chunk is stale."""
         return self.store.db.insist(lambda: staleness(self.store, self.jobid, dataid))[0]
 
     def is_made_again(self, stale: Staleness) -> bool:
-        """Whether this run makes a READY chunk again, as the job's dial `on_stale` says."""
+        """Whether this run produces a READY chunk again, as the job's dial `on_stale` says."""
         if not (stale.line and stale.may_be_made):
             return False
         word = dial(self.store, self.jobid, "on_stale") or "auto"
@@ -155,26 +155,28 @@ class Claimer:
 
     @cached_property
     def _is_wanted(self) -> bool:
-        """Whether an automation asked for the chunks, or a person for one of them alone."""
+        """Whether an automation requested the chunks, or a person requested one chunk alone."""
         return is_by_automation(self.context) or is_for_one_chunk(self.context)
 
     def make_again(self, dataid: str, stale: Staleness) -> list[Claim]:
-        """Claim a stale chunk; none if the tables refuse that it is made again."""
-        self.context.log.info(f"{printable(dataid)} is stale, so it is made again: {stale.line}")
-        why = f"it is stale, and run {self.runid} was asked for it"
+        """Claim a stale chunk; returns none if the tables refuse to produce it again."""
+        self.context.log.info(
+            f"{printable(dataid)} is stale, so it is produced again: {stale.line}"
+        )
+        why = f"it is stale, and run {self.runid} requested it"
         try:
             resubmit(self.store, self.jobid, [dataid], who=RUN_SIGNATURE + self.runid, why=why)
         except Refused as refusal:
-            self.say(f"{printable(dataid)} can't be made again: {refusal}")
+            self.say(f"{printable(dataid)} can't be produced again: {refusal}")
         return self.claim(dataid)
 
     def refuse(self, dataid: str) -> list[Claim] | None:
-        """Count a chunk as refused, with the reason; or return the claim if it is free now.
+        """Count a chunk as refused, with the reason; or return its claim if it is free by now.
 
-        None if it has to wait: for the job's dial, or a few seconds for another worker.
+        Returns None if it has to wait: for the job's dial, or a few seconds for another worker.
         """
         answer = self.store.db.insist(lambda: explain(self.store, self.jobid, dataid))[0]
-        reason = "somebody else changed it at this moment: launch the run again"
+        reason = "another worker changed it at this moment: launch the run again"
         if answer.reasons:
             reason = f"{answer.reasons[0].code}: {answer.reasons[0].text}"
             reason += f". Run: {answer.action}" if answer.action else ""
@@ -199,7 +201,7 @@ class Claimer:
         send_back(self.store, self.jobid, dataid, self.runid)
 
     def give_up(self, error: BaseException) -> None:
-        """Settle the claims of this worker that it hasn't started to work on."""
+        """Settle the claims that this worker hasn't started to work on."""
         store = self.store
         store.db.drop()  # the interrupt may have cut off a reply on this connection
         try:
@@ -207,25 +209,25 @@ class Claimer:
             claims = briefly(store.db, lambda: store._adopt(self.jobid, self.owner, 0.0))
             interrupt_soon(store, claims, stop)
         except Exception as trouble:
-            self.say(f"What was in hand is settled later: {first_line(trouble)}")
+            self.say(f"Unfinished chunks are settled later: {first_line(trouble)}")
 
     def interrupted(self, error: BaseException) -> Stop:
         return interrupted(self.context.instance, self.runid, error)
 
     def say(self, message: str) -> None:
-        with suppress(Exception):  # Dagster's storage may be away too: the work goes on
+        with suppress(Exception):  # Dagster's storage may be away too: keep working
             self.context.log.warning(message)
 
 
 def interrupted(instance: dg.DagsterInstance, runid: str, error: BaseException) -> Stop:
-    """Whether a person terminated the run of a step, or something else ended its process."""
+    """Return why a step stops: a person terminated its run, or something ended its process."""
     if is_terminated(instance, runid):
         return Stop(terminated(runid), hold=True)
     return Stop(f"run {runid} was interrupted ({first_line(error)})")
 
 
 def is_terminated(instance: dg.DagsterInstance, runid: str) -> bool:
-    """Whether a person has terminated a run, as far as Dagster's storage can be asked."""
+    """Whether a person terminated a run, as far as Dagster's storage answers."""
     with suppress(Exception):
         found = instance.get_run_by_id(runid)
         return bool(found and found.status in TERMINATED_STATUSES)
@@ -233,7 +235,7 @@ def is_terminated(instance: dg.DagsterInstance, runid: str) -> bool:
 
 
 def send_back(store: Store, jobid: str, dataid: str, runid: str) -> None:
-    """Resubmit a chunk that is READY or has failed, for a run with the tag; HOLD stays."""
+    """Resubmit a READY or FAILED chunk for a run with the tag; HOLD stays."""
     rows, _ = store.db.insist(lambda: store.db.run("produce.outputs", jobid=jobid, dataid=dataid))
     statuses = {read_status(row[2]) for row in rows if row[1] == jobid}
     if statuses & {READY, FAILED} and statuses <= {READY, FAILED, RESUBMIT, PENDING}:
@@ -242,22 +244,22 @@ def send_back(store: Store, jobid: str, dataid: str, runid: str) -> None:
 
 
 def terminated(runid: str) -> str:
-    """Why chunks of a run are on HOLD that was terminated."""
+    """The reason of chunks on HOLD because a person terminated their run."""
     return f"terminated by a person in Dagster: run {runid}"
 
 
 def failure_reason(store: Store, error: Exception) -> str | None:
-    """A line for an error of the tables; None: it is no such error."""
+    """Return a line for an error of the tables; None for any other error."""
     if store.db.trouble(error) == "gone":
         return (
-            f"The database of OpenDataFlow is away: {first_line(error)}. The run ended; what "
-            "was in hand is made again once its lease is over."
+            f"The database of OpenDataFlow is away: {first_line(error)}. The run ended; its "
+            "unfinished chunks are produced again when their leases expire."
         )
     return str(error) if isinstance(error, DataflowError) else None
 
 
 def requested_partitions(context: Context) -> list[str] | None:
-    """The partitions that a run names; None: whatever the tables offer."""
+    """The partitions that a run names; None: any that the tables offer."""
     if is_on(context, CATCH_UP_TAG):
         return None
     if context.has_partition_key:
@@ -266,17 +268,17 @@ def requested_partitions(context: Context) -> list[str] | None:
 
 
 def is_on(context: Context, tag: str) -> bool:
-    """Whether a run has a tag that says true."""
+    """Whether a tag of a run says true."""
     return context.run.tags.get(tag, "").lower() == "true"
 
 
 def is_by_automation(context: Context) -> bool:
-    """Whether no person asked for a run: a condition, a sensor or a schedule did."""
+    """Whether a condition, a sensor or a schedule launched a run, not a person."""
     return not AUTOMATION_TAGS.isdisjoint(context.run.tags)
 
 
 def is_for_one_chunk(context: Context) -> bool:
-    """Whether a run was asked for one partition, and isn't a part of a larger backfill."""
+    """Whether a run was launched for one partition that isn't part of a larger backfill."""
     if len(requested_partitions(context) or ()) != 1:
         return False
     backfill_id = context.run.tags.get(BACKFILL_TAG)
@@ -284,8 +286,8 @@ def is_for_one_chunk(context: Context) -> bool:
 
 
 def _partitions_of_backfill(context: Context, backfill_id: str) -> int | None:
-    """Of how many partitions of this step's assets a backfill is; None: that can't be told."""
-    with suppress(Exception):  # how a backfill is kept isn't public
+    """How many partitions of this step's assets a backfill has; None if that is unknown."""
+    with suppress(Exception):  # how Dagster stores a backfill isn't public
         backfill: Any = context.instance.get_backfill(backfill_id)
         subsets = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
         return max(len(subsets[key]) for key in context.selected_asset_keys if key in subsets)
@@ -293,7 +295,7 @@ def _partitions_of_backfill(context: Context, backfill_id: str) -> int | None:
 
 
 class ScriptStopped(BaseException):
-    """A script was ended by a signal that this process got."""
+    """A signal to this process ended a script."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -310,11 +312,10 @@ def run_chunks(
     *,
     secrets: bool = False,
 ) -> Iterator[Event]:
-    """Produce the chunks that a run asks for, or else those that the tables offer.
+    """Produce the chunks that a run requests, or else those that the tables offer.
 
-    A chunk that fails doesn't keep the others from being produced; it fails the run at its end.
-
-    `secrets` puts the passwords into the environment, as scripts expect it.
+    A failed chunk doesn't stop the others; it fails the run at the end.
+    `secrets` adds passwords to the environment, as scripts expect.
     """
     try:
         run = _Run(context, dataflow.store, jobid, translator, maker, checks, secrets)
@@ -333,8 +334,8 @@ def run_chunks(
     except (dg.Failure, dg.RetryRequested, GeneratorExit):
         raise
     except Exception as error:
-        # Failures of ours allow no retry by Dagster: the job's policy in the tables counts the
-        # attempts of each chunk, and a retry of the step would start over with all of them.
+        # Dagster must not retry our failures: the job's policy in the tables counts the attempts of
+        # each chunk, and a retry of the step would start over with all of them.
         reason = failure_reason(run.store, error)
         if reason is None:
             raise
@@ -352,7 +353,7 @@ def run_chunks(
 
 
 class _Run(Claimer):
-    """One step that produces chunks of one job, and counts how each ended."""
+    """A step that produces chunks of one job and counts how each ended."""
 
     def __init__(
         self,
@@ -372,12 +373,12 @@ class _Run(Claimer):
         self.lost: dict[str, str] = {}
 
     def requested_keys(self) -> list[str] | None:
-        """The partitions to make; None: whatever the tables offer.
+        """The partitions to produce; None: any that the tables offer.
 
-        A retry of a run that made what was offered makes what it has kept, and nothing new: that
-        has retries of its own in the next run.
+        If a run that takes what is offered is retried, the retry produces only the chunks it kept.
+        New ones would get retries of their own, in the next run.
         """
-        # Dagster takes an interrupted step for one to retry, if it has a `retry_policy`.
+        # With a `retry_policy`, Dagster retries even an interrupted step.
         if self.retries.number and is_terminated(self.context.instance, self.runid):
             raise dg.Failure(f"{terminated(self.runid)}. It is over.", allow_retries=False)
         kept = self.retries.take_back(self.jobid)
@@ -388,7 +389,7 @@ class _Run(Claimer):
         return keys
 
     def produce_requested(self, keys: Sequence[str]) -> Iterator[Event]:
-        """Produce the chunks of these partitions in order; what a dial holds back comes last."""
+        """Produce the chunks of these partitions in order, those that a dial holds back last."""
         reported = self._reported(keys)
         remaining = [key for key in keys if key not in reported]
         self.produced += len(reported)
@@ -408,7 +409,7 @@ class _Run(Claimer):
             remaining = held_back
 
     def _reported(self, keys: Sequence[str]) -> set[str]:
-        """The partitions of which an earlier try of this step has told already."""
+        """The partitions that an earlier try of this step already reported."""
         first = self.translator.asset_key(self.store.plan(self.jobid).outputs[0])
         return self.retries.reported(first, keys)
 
@@ -426,7 +427,7 @@ class _Run(Claimer):
             yield from self._produce_claims()
 
     def _claim_partition(self, key: str, held_back: list[str]) -> Iterator[Event]:
-        """Claim the chunk of one partition, unless the tables forbid it."""
+        """Claim the chunk of one partition, unless the tables refuse."""
         dataid = self.translator.dataid(key)
         self.environment()
         claims = self.claim(dataid)
@@ -448,7 +449,7 @@ class _Run(Claimer):
     def _claims_at_once(self) -> int:
         """How many partitions to claim before the first one is produced.
 
-        Each is claimed by its name: it pays only for a maker that makes them together.
+        Each is claimed by name, so this pays only for a maker that produces them together.
         """
         return self.maker.at_once(self._dial()) if self.maker.works_together else 1
 
@@ -462,7 +463,7 @@ class _Run(Claimer):
             self.claims[claim.generation] = claim, key
 
     def _produce_claims(self) -> Iterator[Event]:
-        """Produce all claimed chunks; one whose retry is granted without delay is claimed again."""
+        """Produce all claimed chunks; one that may retry without delay is claimed again."""
         while self.claims:
             claims = [claim for claim, _ in self.claims.values()]
             if len(claims) == 1 or self.maker.works_together:
@@ -471,7 +472,7 @@ class _Run(Claimer):
                 yield from self._produce_in_turn(claims)
 
     def _produce_in_turn(self, claims: Sequence[Claim]) -> Iterator[Event]:
-        """Produce chunks one after the other; what the dials forbid to begin is given back."""
+        """Produce chunks one after the other; give back those that the dials no longer allow."""
         generations = {claim.generation for claim in claims}
         try:
             with WaitingClaims(
@@ -549,7 +550,7 @@ class _Run(Claimer):
         self.context.log.error(line)
 
     def stale_evaluations(self) -> Iterator[dg.AssetCheckEvaluation]:
-        """How many chunks of the job are stale now, for those checks that the step has."""
+        """Return how many chunks of the job are stale now, for the checks that the step has."""
         wanted = self.context.selected_asset_check_keys
         tell = partial(stale_evaluations, self.store, self.jobid, self.translator)
         for found in self.store.db.insist(lambda: list(tell()))[0]:
@@ -579,12 +580,12 @@ class _Run(Claimer):
         raise self.retries.request from failure
 
     def _why_failed(self, bad: Mapping[str, str]) -> str:
-        """A line about the chunks that weren't made, and a line about each."""
+        """Return a line about the chunks that weren't produced, and a line for each."""
         lines = [f"{printable(dataid)}: {reason}" for dataid, reason in bad.items()]
         if self.failed_before:
             lines.append(f"{self.failed_before} more failed in an earlier try")
         all_chunks = len(bad) + self.produced + self.skipped
-        head = f"{len(bad)} of {all_chunks} chunks of job {self.jobid!r} weren't made:"
+        head = f"{len(bad)} of {all_chunks} chunks of job {self.jobid!r} weren't produced:"
         if again := len(bad.keys() & self.retries.requests.keys()):
             head = head[:-1] + retry_clause(again, len(bad) - again)
         return "\n".join([head, *first_of(lines, MAX_NAMED_CHUNKS)])

@@ -1,8 +1,8 @@
-"""What chunks were made from, by the data versions with which Dagster tells what is stale.
+"""What chunks were produced from, as the data versions by which Dagster detects stale data.
 
 Dagster compares the data version of an input's newest event with that of the event to which a
-materialization points. So each of ours points to the event of what was consumed. The check
-of a dataset says how many of its chunks are stale.
+materialization points. So each materialization of ours points to the events of its inputs. The
+check of a dataset says how many of its chunks are stale.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,31 +34,31 @@ from .events import (
 from .translator import DataflowTranslator
 
 NO_SUCH_EVENT = -1
-"""Points before all events: whatever version Dagster finds after it is another one."""
+"""Points before all events: any version that Dagster finds later differs from it."""
 
 RECENT_EVENTS = 20
-"""Events of an input's chunk among which a run looks for the version that was consumed."""
+"""How many of the newest events of an input's chunk a run searches for the version it consumed."""
 
 STALE_CHECK = "not_stale"
 """The check that says how many chunks of a dataset are stale, as `odf resubmit --stale` finds."""
 
 MAX_COUNTED_CHUNKS = 1000
-"""Up to how many stale chunks are counted."""
+"""The most stale chunks that are counted."""
 
 MAX_NAMED_CHUNKS = 10
-"""How many of them are named."""
+"""The most stale chunks that are named."""
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
 
 Generations = Mapping[str, int | None]
-"""The generation of each input that a chunk was made from."""
+"""The generation of each input that a chunk was produced from."""
 
 
 class EventLog(Protocol):
     """Where Dagster keeps the materializations of chunks."""
 
     def numbers(self, key: dg.AssetKey, versions: Mapping[str, str]) -> dict[str, int]:
-        """The newest materialization of each partition that has the data version given."""
+        """Return the newest materialization of each partition that has the given data version."""
         ...
 
     def report(self, materializations: Sequence[dg.AssetMaterialization]) -> None:
@@ -69,7 +69,7 @@ class EventLog(Protocol):
 class RunLog:
     """The events of a Dagster instance, as a run may read and write them.
 
-    Of the run's own partitions, the newest events are read at once.
+    The newest events of the run's own partitions are read in one query.
     """
 
     def __init__(self, instance: dg.DagsterInstance, partitions: Sequence[str] = ()) -> None:
@@ -87,7 +87,7 @@ class RunLog:
         return found
 
     def _newest(self, key: dg.AssetKey) -> dict[tuple[str, str], int]:
-        """By partition and version, the newest events of the run's partitions."""
+        """Return the newest events of the run's partitions, by partition and version."""
         found: dict[tuple[str, str], int] = {}
         if len(self.partitions) > 1:
             wanted = dg.AssetRecordsFilter(key, asset_partitions=list(self.partitions))
@@ -100,7 +100,7 @@ class RunLog:
 
     def _number(self, key: dg.AssetKey, partition: str, version: str) -> int | None:
         wanted = dg.AssetRecordsFilter(key, asset_partitions=[partition])
-        for limit in (1, RECENT_EVENTS):  # it is the newest one nearly always
+        for limit in (1, RECENT_EVENTS):  # it is nearly always the newest one
             for record in self.instance.fetch_materializations(wanted, limit).records:
                 event = record.asset_materialization
                 if event and (event.tags or {}).get(VERSION_TAG) == version:
@@ -114,7 +114,7 @@ class RunLog:
 
 
 class Lineage:
-    """Which of Dagster's events tell of what chunks were made from."""
+    """Finds the events of the inputs that chunks were produced from."""
 
     def __init__(
         self,
@@ -133,9 +133,9 @@ class Lineage:
     def sources(
         self, reads: Iterable[str], chunks: Mapping[str, Generations | None]
     ) -> dict[str, list[EventSource]]:
-        """The inputs of chunks, by dataid; None: nobody knows what such a chunk was made from.
+        """The inputs of chunks, by dataid; None: nobody knows what a chunk was produced from.
 
-        An input that the job reads only since then is left out, so that Dagster calls it new.
+        Inputs that the job reads only since then are omitted, so that Dagster calls them new.
         """
         found: dict[str, list[EventSource]] = {dataid: [] for dataid in chunks}
         for datasetid in reads:
@@ -157,7 +157,7 @@ class Lineage:
         code_version: str | None = None,
         records: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> list[dg.AssetMaterialization]:
-        """The events of READY chunks of a dataset, by their records in the tables."""
+        """Return the events of READY chunks of a dataset, by their records in the tables."""
         if records is None:
             records = facts(self.store, datasetid, chunks)
         maker, reads = self.flow(datasetid)
@@ -182,7 +182,7 @@ class Lineage:
         ]
 
     def flow(self, datasetid: str) -> tuple[str, list[str]]:
-        """The job that a dataset's asset is, and the inputs that Dagster draws of it."""
+        """Return the job of a dataset's asset, and the inputs that Dagster draws for it."""
         for jobid in sorted(self.catalog.producers(datasetid)):
             plan = self.catalog.jobs[jobid]
             if not plan.flaw:
@@ -194,7 +194,7 @@ class Lineage:
     def _of_input(
         self, datasetid: str, key: dg.AssetKey, consumed: Mapping[str, int]
     ) -> Iterator[tuple[str, EventSource]]:
-        """Where one input of chunks is among the events, by dataid."""
+        """Return the events of one input of chunks, by dataid."""
         if not consumed:
             return
         were = {dataid: Truth(READY, "", number) for dataid, number in consumed.items()}
@@ -214,10 +214,10 @@ class Lineage:
             yield dataid, EventSource(key, versions[part], numbers.get(part, NO_SUCH_EVENT))
 
     def _tell(self, datasetid: str, consumed: Mapping[str, int]) -> bool:
-        """Report those chunks that are still what was consumed; whether there are any.
+        """Report those chunks that are still as consumed; return whether there are any.
 
-        They became READY a moment ago, and Dagster knows no event yet. One that came after that of
-        what was made from them would make it stale.
+        They became READY a moment ago, and Dagster has no event of them yet. An event later than
+        that of a chunk produced from them would make that chunk stale.
         """
         current = {
             dataid: truth
@@ -230,7 +230,7 @@ class Lineage:
 
 
 class ChunkEvents:
-    """The events that a step logs of its chunks, with the versions of what they were made from."""
+    """The events that a step logs for its chunks, with the versions of their inputs."""
 
     def __init__(self, context: Context, store: Store, translator: DataflowTranslator) -> None:
         self.context, self.store, self.translator = context, store, translator
@@ -239,7 +239,7 @@ class ChunkEvents:
         self.lineage = Lineage(store, translator, RunLog(context.instance, partitions))
 
     def produced(self, produced: Produced, fact: Fact, key: str) -> dg.AssetMaterialization:
-        """The event of a dataset's chunk that this run has just produced."""
+        """Return the event of a dataset's chunk that this run has just produced."""
         inputs = produced.chunk.inputs.values() if produced.chunk else None
         consumed = None if inputs is None else {each.datasetid: each.generation for each in inputs}
         spec = self._spec(fact.datasetid)
@@ -251,7 +251,7 @@ class ChunkEvents:
     def skipped(
         self, rows: Iterable[tuple], jobid: str, dataid: str, key: str, stale: str
     ) -> Iterator[dg.AssetMaterialization]:
-        """The events of a chunk that is READY already, by its rows of `produce.outputs`."""
+        """The events of a chunk that is READY already, from its rows of `produce.outputs`."""
         for row in rows:
             datasetid, maker, _, generation, record = read_output(row)
             consumed = recorded_inputs(record) if maker == jobid else None
@@ -263,7 +263,7 @@ class ChunkEvents:
     def _sources(
         self, jobid: str, dataid: str, consumed: Generations | None, spec: dg.AssetSpec
     ) -> list[EventSource]:
-        """The inputs that Dagster draws, as a chunk has consumed them."""
+        """Return the inputs that Dagster draws, as a chunk consumed them."""
         drawn = {dep.asset_key for dep in spec.deps}
         reads = [
             datasetid
@@ -274,7 +274,7 @@ class ChunkEvents:
         return self.store.db.insist(find)[0][dataid]
 
     def _code(self, asset: dg.AssetKey, key: str, generation: int | None, version: str) -> str:
-        """The code version that an earlier run told of a generation; else the asset's."""
+        """The code version that an earlier run reported for a generation; else the asset's."""
         wanted = dg.AssetRecordsFilter(asset, asset_partitions=[key])
         for record in self.context.instance.fetch_materializations(wanted, 1).records:
             event = record.asset_materialization
@@ -284,30 +284,30 @@ class ChunkEvents:
         return version
 
     def _spec(self, datasetid: str) -> dg.AssetSpec:
-        """The asset of a dataset that this step makes."""
+        """Return the asset of a dataset that this step produces."""
         return self.context.assets_def.get_asset_spec(self.translator.asset_key(datasetid))
 
 
 def observation(event: dg.AssetMaterialization) -> dg.AssetObservation:
-    """The same of an asset that nothing here makes: of such, Dagster compares observations."""
+    """An observation: for assets that nothing here produces, Dagster compares observations."""
     return dg.AssetObservation(
         event.asset_key,
-        description="For the staleness of what is made from it.",
+        description="Lets Dagster tell which downstream chunks are stale.",
         partition=event.partition,
         tags={VERSION_TAG: (event.tags or {})[VERSION_TAG]},
     )
 
 
 def stale_check(datasetid: str) -> ChunkCheck:
-    """The check as an asset shows it: the sensor and the runs of its job tell its answer."""
-    about = "No chunk was made from data that has been replaced since, see `odf why`."
+    """Return the check of an asset; the sensor and the runs of its job report its result."""
+    about = "No chunk was produced from data that was replaced since. See `odf why`."
     return ChunkCheck(STALE_CHECK, bool, datasetid, blocking=False, description=about)
 
 
 def stale_evaluations(
     store: Store, jobid: str, translator: DataflowTranslator
 ) -> Iterator[dg.AssetCheckEvaluation]:
-    """The answer for each dataset that a job writes."""
+    """Return the result for each dataset that a job writes."""
     rows = store.db.run("moves.stale", jobid=jobid, most=MAX_COUNTED_CHUNKS)
     for datasetid in store.plan(jobid).outputs:
         yield _evaluation(
@@ -316,7 +316,7 @@ def stale_evaluations(
 
 
 def _stale(store: Store, jobid: str, datasetid: str, dataids: Iterable[str]) -> list[str]:
-    """Those chunks that the job made of something known: of others nobody can tell."""
+    """Return the chunks whose inputs are known: of others, nobody knows whether they are stale."""
     mine = {
         dataid: truth
         for dataid, truth in truths(store, datasetid, dataids).items()
@@ -330,9 +330,9 @@ def _evaluation(
     jobid: str, datasetid: str, stale: list[str], translator: DataflowTranslator
 ) -> dg.AssetCheckEvaluation:
     count = len(stale)
-    told = f"{count}{' or more' if count >= MAX_COUNTED_CHUNKS else ''}"
+    number = f"{count}{' or more' if count >= MAX_COUNTED_CHUNKS else ''}"
     named = ", ".join(first_of([printable(dataid) for dataid in stale], MAX_NAMED_CHUNKS))
-    chunks = f"{told} chunk{'s are' if count > 1 else ' is'} stale: {named}"
+    chunks = f"{number} chunk{'s are' if count > 1 else ' is'} stale: {named}"
     line = f"{chunks}. Run: odf resubmit {typed(jobid)} --stale" if stale else "No chunk is stale."
     return dg.AssetCheckEvaluation(
         asset_key=translator.asset_key(datasetid),

@@ -26,13 +26,13 @@ _REQUEST = re.compile(r"^(GET|POST|PUT) \S+: ")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 TIMEOUT_SECONDS = 60.0
-"""Seconds for which a request is tried again."""
+"""Seconds for which a request is retried."""
 
 Password = Callable[[], str | None]
 
 
 class BigQuerySource(Source):
-    """A table or view, or what a SELECT finds."""
+    """A table or view, or the result of a SELECT."""
 
     def __init__(self, table: BigQueryTable, password: Password) -> None:
         self._table, self._password, self.location = table, password, table.location
@@ -43,7 +43,7 @@ class BigQuerySource(Source):
         table = self._rows()
         frame = table.to_pandas()
         for field in table.schema:
-            if pyarrow.types.is_decimal(field.type):  # to reckon with, as of other databases
+            if pyarrow.types.is_decimal(field.type):  # for calculations, as with other databases
                 frame[field.name] = frame[field.name].astype(float)
         return frame
 
@@ -68,8 +68,8 @@ class BigQuerySource(Source):
             plan = client.query(query, QueryJobConfig(dry_run=True), retry=patience)
             if plan.statement_type != "SELECT":
                 raise Refused(
-                    f"{table.datasetid!r} is registered with a {plan.statement_type}, and a source "
-                    f"is read only. Run: odf dataset add {typed(table.datasetid)} --tablename …",
+                    f"{table.datasetid!r} is registered with a {plan.statement_type}, but a source "
+                    f"is only read. Run: odf dataset add {typed(table.datasetid)} --tablename …",
                     code="INVALID_LOCATION",
                 )
             rows = client.query_and_wait(query, retry=patience)
@@ -77,7 +77,7 @@ class BigQuerySource(Source):
 
 
 class BigQueryDestination(Destination):
-    """A table that rows are loaded into; in the place of all others, if its writemode says so."""
+    """A table that rows are loaded into; they replace all others if its writemode says so."""
 
     def __init__(self, table: BigQueryTable, password: Password, mode: str) -> None:
         self._table, self._password, self._mode = table, password, mode
@@ -91,7 +91,7 @@ class BigQueryDestination(Destination):
             return one(self.append([(chunk.claim, rows)], confirm))
 
     def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
-        """All in one load, which counts against a table's quota; if it fails, one by one."""
+        """Load all in one job: each counts against the table's quota; if it fails, one by one."""
         tables = [_arrow(whole_pandas(frame), self.location) for _, frame in parts]
         verdicts: list[Verdict] = [
             table
@@ -119,7 +119,7 @@ class BigQueryDestination(Destination):
         return verdicts
 
     def _loaded(self, client: Any, claims: Sequence[Claim], table: Any) -> DataflowError | None:
-        """Load some rows, once for these claims; what BigQuery has against them, if anything."""
+        """Load some rows, once for these claims; return BigQuery's complaint about them, if any."""
         from google.api_core.exceptions import BadRequest, Conflict
         from google.cloud import bigquery
 
@@ -148,18 +148,18 @@ class BigQueryDestination(Destination):
                 job_config=config,
                 timeout=TIMEOUT_SECONDS,
             )
-        except Conflict:  # this generation's load is there already: its answer was lost
+        except Conflict:  # this generation was loaded already, but the answer got lost
             job = client.get_job(name, retry=_patience())
         try:
             job.result(retry=_patience())
-        except BadRequest as error:  # the rows are wrong, not the way
+        except BadRequest as error:  # the rows are wrong, not the connection
             return DataflowError(f"{self.location}: {_said(error)}")
         return None
 
 
 @contextmanager
 def _opened(table: BigQueryTable, password: Password) -> Iterator[Any]:
-    """A client, and its errors as ours."""
+    """Yield a client, and turn its errors into ours."""
     try:
         from google.api_core.exceptions import BadRequest, GoogleAPICallError, GoogleAPIError
         from google.auth.exceptions import GoogleAuthError
@@ -190,18 +190,18 @@ def _opened(table: BigQueryTable, password: Password) -> Iterator[Any]:
 
 
 def _credentials(table: BigQueryTable, password: str | None) -> Any:
-    """A service account's, of the dataset's password; None: the machine's own."""
+    """Return the service account of the dataset's password; None: the machine's own."""
     parts = urlsplit(table.host)
     if table.host and (parts.scheme not in ("http", "https") or not parts.hostname):
         raise Refused(
-            f"{table.datasetid!r} has the host {table.host!r}, which is no URL of an endpoint. "
+            f"{table.datasetid!r} has the host {table.host!r}, which isn't an endpoint's URL. "
             f"Run: odf dataset add {typed(table.datasetid)} --hostname ''",
             code="INVALID_LOCATION",
         )
     here = parts.hostname in LOOPBACK
     if parts.scheme == "http" and not here:
         raise Refused(
-            f"{table.datasetid!r} is at {table.host}, where what is sent could be read on the way. "
+            f"{table.datasetid!r} is at {table.host}, where data would be sent unencrypted. "
             f"Use https: odf dataset add {typed(table.datasetid)} --hostname https://…",
             code="INVALID_LOCATION",
         )
@@ -214,7 +214,7 @@ def _credentials(table: BigQueryTable, password: str | None) -> Any:
     from google.oauth2.service_account import Credentials
 
     credentials = None
-    with suppress(ValueError, TypeError, AttributeError):  # they may tell what the password is
+    with suppress(ValueError, TypeError, AttributeError):  # their texts may reveal the password
         credentials = Credentials.from_service_account_info(json.loads(password))
     if credentials is None:
         raise CredentialError(
@@ -225,7 +225,7 @@ def _credentials(table: BigQueryTable, password: str | None) -> Any:
 
 
 def _job_id(table: BigQueryTable, claims: Sequence[Claim]) -> str:
-    """The same for a repeat of these generations, and for nothing else, in whatever tables."""
+    """Return an id that is equal only for a repeat of these generations, from any tables."""
     identity = [
         table.location,
         [[claim.owner, claim.jobid, claim.dataid, claim.generation] for claim in claims],
@@ -270,7 +270,7 @@ def _patience() -> Any:
 
 
 def _said(error: Exception) -> str:
-    """What it says, without the request before it and the job's id after it."""
+    """Return an error's text, without the request before it and the job's id after it."""
     message = (getattr(error, "message", "") or first_line(error)).strip().partition("\n")[0]
     return printable(_REQUEST.sub("", message)) or type(error).__name__
 

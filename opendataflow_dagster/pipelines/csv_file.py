@@ -34,14 +34,14 @@ from .frames import Confirm, Spill, column_to_blame, fault
 
 
 class Head(NamedTuple):
-    """How a file's lines are written: its columns, and what has to come before the next line."""
+    """How a file's lines are written: its columns, and what must come before the next line."""
 
     columns: list[str]
     lead: bytes
     ending: str
 
     def lines(self, frame: Any, path: str) -> bytes:
-        """A frame's lines; its columns go by their names, and what it hasn't is left empty."""
+        """Return a frame's lines; columns match by name, and missing ones stay empty."""
         names = [str(name) for name in frame.columns]
         if names and not self.columns:
             _header_of(frame)  # raises why no file can begin with this frame
@@ -50,7 +50,7 @@ class Head(NamedTuple):
         if unknown:
             raise Refused(
                 f"{path} has no column {unknown[0]!r}: its first line names "
-                f"{', '.join(self.columns)}. Leave the column out, or add it to the file.",
+                f"{', '.join(self.columns)}. Drop the column, or add it to the file.",
                 code="NOT_VALIDATED",
             )
         if names != self.columns:
@@ -60,13 +60,13 @@ class Head(NamedTuple):
 
 
 def head_of(path: str, frames: Sequence[Any]) -> Head:
-    """How lines are appended to a file: as its first line says, or as the first frame needs it.
+    """Return how lines are appended to a file: as its header says, or as the first frame needs.
 
-    A frame that can't be written itself is passed over.
+    A frame that can't be written itself is skipped.
     """
     with suppress(FileNotFoundError), open(path, "rb") as file:
         text = file.readline()
-        while text and text.count(b'"') % 2:  # a name has a line break
+        while text and text.count(b'"') % 2:  # a name contains a line break
             more = file.readline()
             text += more
             if not more:
@@ -77,7 +77,7 @@ def head_of(path: str, frames: Sequence[Any]) -> Head:
                 [columns] = csv.reader(StringIO(text.decode("utf-8-sig"), newline=""))
             except (UnicodeDecodeError, ValueError, csv.Error):
                 raise Refused(
-                    f"The first line of {path} can't be read as names of columns. Correct it.",
+                    f"The first line of {path} can't be read as column names. Correct it.",
                     code="INVALID_LOCATION",
                 ) from None
             file.seek(-1, os.SEEK_END)
@@ -95,7 +95,7 @@ def head_of(path: str, frames: Sequence[Any]) -> Head:
 
 
 def _header_of(frame: Any) -> bytes:
-    """The line with a frame's columns."""
+    """Return the line with a frame's columns."""
     columns = [str(name) for name in frame.columns]
     _only_once(columns)
     return lines_of(frame.iloc[:0].set_axis(columns, axis=1), columns, header=True)
@@ -111,7 +111,7 @@ def _only_once(names: Sequence[str]) -> None:
 
 
 def all_lines_of(frame: Any, *, for_people: bool = False) -> Iterator[bytes]:
-    """A frame, or a spill piece by piece, as CSV with its header."""
+    """Yield a frame, or a spill piece by piece, as CSV with its header."""
     if not isinstance(frame, Spill):
         yield lines_of(frame, list(frame.columns), header=True, nul=for_people)
         return
@@ -128,7 +128,7 @@ def all_lines_of(frame: Any, *, for_people: bool = False) -> Iterator[bytes]:
 def lines_of(
     frame: Any, columns: Sequence[Any], *, header: bool, ending: str = "\n", nul: bool = False
 ) -> bytes:
-    """A frame as CSV, without its index.
+    """Return a frame as CSV, without its index.
 
     Args:
         nul: Whether NUL characters are allowed, which no reader gives back.
@@ -144,7 +144,7 @@ def lines_of(
             )
         return text
     except UnicodeEncodeError as error:
-        blame = column_to_blame(error, frame) or "the frame has a text that isn't Unicode"
+        blame = column_to_blame(error, frame) or "the frame has a string that isn't Unicode"
         raise Refused(
             f"{blame[0].upper()}{blame[1:]}, so it can't be written as UTF-8. Correct it.",
             code="NOT_VALIDATED",
@@ -152,7 +152,7 @@ def lines_of(
 
 
 def _with_nul(frame: Any) -> str:
-    """The column whose text has a NUL character, or its name."""
+    """Return the column whose text, or whose name, has a NUL character."""
     for at, name in enumerate(frame.columns):
         if any("\0" in str(value) for value in frame.iloc[:, at]):
             return f"Column {name!r}"
@@ -166,7 +166,7 @@ def replace(path: str, frame: Any, confirm: Confirm = lambda: None, *, instead: 
     """Replace the file by a frame, in one step: readers see the old file or the new one.
 
     Args:
-        instead: What a person can do instead, if a file with appended items is to be refused.
+        instead: What a person can do instead, if a file with appended items must not be replaced.
     """
     with write_beside(path, frame, instead=instead) as show:
         return show(confirm)
@@ -176,7 +176,7 @@ def replace(path: str, frame: Any, confirm: Confirm = lambda: None, *, instead: 
 def write_beside(
     path: str, frame: Any, *, instead: str = "", for_people: bool = False
 ) -> Iterator[Callable[..., Result]]:
-    """Write a frame beside the file; the function that this yields moves it there."""
+    """Write a frame beside the file; the yielded function moves it there."""
     path = os.path.realpath(path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     pieces = _Digested(all_lines_of(frame, for_people=for_people))
@@ -236,12 +236,12 @@ def held_for_reading(path: str) -> Iterator[None]:
         with journal.held(make=False):
             mend(path, journal)
             yield
-    except PermissionError:  # a process that may only read can't mend the file
+    except PermissionError:  # a process that may only read can't repair the file
         yield
 
 
 class CsvAppender:
-    """Appends the frames of claims to a file; what an older claim of the same chunk appended goes.
+    """Appends the frames of claims to a file, and removes rows that older claims appended for them.
 
     The tables have the file's committed length: what a killed process wrote beyond it is cut off.
     """
@@ -253,7 +253,7 @@ class CsvAppender:
     def append(
         self, parts: Sequence[tuple[Claim, Any]], confirm: Confirm
     ) -> list[Result | DataflowError]:
-        """Append each claim's frame, or return why it can't be; all is on the disk then.
+        """Append each claim's frame, or return why it can't be; then everything is on disk.
 
         If the process is killed at any moment, the file has all frames or none. A chunk that is
         appended again replaces its rows.
@@ -279,7 +279,7 @@ class CsvAppender:
         ]
 
     def _recover(self, jobid: str) -> None:
-        """Cut off what was written and not committed; say if somebody has changed the file."""
+        """Cut off what was written and not committed; report a file that somebody has changed."""
         journal, ledger = self._journal, self._ledger
         interrupted = journal.batch is not None
 
@@ -302,8 +302,8 @@ class CsvAppender:
         for part in known.get(claim.dataid, ()):
             if part.generation > claim.generation:
                 return Refused(
-                    f"{self.path} has chunk {claim.dataid!r} of generation {part.generation}, and "
-                    f"this claim's is {claim.generation}: a newer one isn't replaced by an older.",
+                    f"{self.path} has chunk {claim.dataid!r} of generation {part.generation}, but "
+                    f"this claim has {claim.generation}: an older one doesn't replace a newer one.",
                     code="INVALID_LOCATION",
                 )
         try:
@@ -335,7 +335,7 @@ class CsvAppender:
             self._write_at_end(addition)
 
     def _write_at_end(self, addition: "_Addition") -> None:
-        """Write what the file doesn't have; rows that it has already become the new claim's."""
+        """Write what the file lacks; rows that it has already become the new claim's."""
         head, texts, present, _, batch = addition
         handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -362,7 +362,7 @@ class CsvAppender:
         self._commit(addition, end, parts)
 
     def _rewrite(self, addition: "_Addition") -> None:
-        """Write the whole file again, with new rows in the place of those of the same chunks."""
+        """Write the whole file again, with new rows instead of those of the same chunks."""
         head, texts, present, _, batch = addition
         with open(self.path, "rb") as file:
             data = file.read()
@@ -427,7 +427,7 @@ class _Addition(NamedTuple):
 
 
 def _locate(file: Any, texts: dict[Claim, bytes], known: KnownParts) -> dict[Claim, FilePart]:
-    """What the file has of the same chunks, where it is now."""
+    """Return what the file has of the same chunks, where it is now."""
     present: dict[Claim, FilePart] = {}
     for claim in texts:
         for part in reversed(known.get(claim.dataid, ())):
@@ -439,26 +439,27 @@ def _locate(file: Any, texts: dict[Claim, bytes], known: KnownParts) -> dict[Cla
 
 
 def _change_line(path: str, size: int | None, length: int) -> str:
-    """The line about a file that isn't as long as what was committed to it."""
+    """Return the line about a file whose length isn't what was committed."""
     if size is None:
-        return f"{path} was taken away since it was appended to: a new file begins"
+        return f"{path} was removed since it was appended to: a new file begins"
     by = f"{abs(size - length):,} bytes {'shorter' if size < length else 'longer'}"
     return (
-        f"{path} is {by} than what was appended to it: something else has changed it. It stays so, "
-        "and new rows come at its end. If it was a mistake, stop `odf serve` and put a copy back"
+        f"{path} is {by} than what was appended to it: something else has changed it. It stays "
+        "unchanged, and new rows follow at its end. If that was a mistake, stop `odf serve` and "
+        "put a copy back"
     )
 
 
 @contextmanager
 def _file_beside(path: str, pieces: Iterable[bytes]) -> Iterator[Callable[[], None]]:
-    """Write a file beside `path`; the function that this yields moves it into that place."""
+    """Write a file beside `path`; the yielded function moves it to `path`."""
     aside = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}-{os.urandom(4).hex()}")
     try:
         with open(aside, "xb") as file:
             with suppress(FileNotFoundError):
                 before = os.stat(path)
                 os.fchmod(file.fileno(), before.st_mode & 0o7777)
-                with suppress(OSError):  # only root gives files away
+                with suppress(OSError):  # only root can change a file's owner
                     os.fchown(file.fileno(), before.st_uid, before.st_gid)
             file.writelines(pieces)
             file.flush()

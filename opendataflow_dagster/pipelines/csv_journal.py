@@ -1,8 +1,8 @@
-"""The journal beside a CSV file that is appended to, `.<name>.odf`: its lock, and the last batch.
+"""The journal beside a CSV file with appended rows, `.<name>.odf`: its lock, and the last batch.
 
-A line is JSON: a batch, which is on the disk before its bytes are written to the file, or `done`,
-once the tables know of it. What was appended is in the tables, by the journal's number, and the
-journal is rewritten before it grows. Journals of earlier versions have the parts themselves.
+A line is JSON: a batch, which is on disk before its bytes are written to the file, or `done`, once
+the tables know of it. The tables list what was appended, by the journal's number, and the journal
+is rewritten before it grows. Journals of earlier versions list the parts themselves.
 """
 
 import json
@@ -19,11 +19,11 @@ from ..store.store import Store
 from ..util.system import LOCK_WAIT_SECONDS, wait_for_lock
 
 MAX_JOURNAL_BYTES = 16 * 1024
-"""Bytes after which a journal is rewritten as one line."""
+"""The size, in bytes, at which a journal is rewritten as one line."""
 
 
 class FilePart(NamedTuple):
-    """The bytes that one claim has appended."""
+    """The bytes that one claim appended."""
 
     dataid: str
     generation: int
@@ -37,10 +37,10 @@ class FilePart(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Bytes that are about to be written: from where, after which bytes, and up to where.
+    """Bytes that are about to be written: where they start, what precedes them, where they end.
 
-    `token` is its name in the tables of `store`, and `items` how many chunks have bytes in the file
-    then. Earlier versions wrote the parts instead.
+    `token` is the batch's name in the tables of `store`; `items` is how many chunks have bytes in
+    the file afterwards. Earlier versions wrote the parts instead.
     """
 
     at: int
@@ -54,12 +54,12 @@ class Batch(NamedTuple):
 
 
 def digest(data: bytes) -> str:
-    """A short name of some bytes."""
+    """Return a short name of some bytes."""
     return blake2b(data, digest_size=10).hexdigest()
 
 
 def path_of(file: str) -> str:
-    """Where the journal of a file is."""
+    """Return the path of a file's journal."""
     return os.path.join(os.path.dirname(file), f".{os.path.basename(file)}.odf")
 
 
@@ -78,7 +78,7 @@ class Journal:
 
     @contextmanager
     def held(self, *, make: bool = True) -> Iterator[bool]:
-        """Hold its lock and read all of it; False if there is no journal and `make` is off."""
+        """Hold the lock and read the journal; False if there is none and `make` is off."""
         handle = self._locked(make)
         if handle is None:
             yield False
@@ -92,12 +92,12 @@ class Journal:
             os.close(handle)
 
     def begin(self, batch: Batch) -> None:
-        """Write what is about to be appended; it is on the disk when this returns."""
+        """Write what is about to be appended; when this returns, it is on disk."""
         self._write(batch._asdict())
         os.fsync(self._handle)
 
     def done(self) -> None:
-        """Write that the batch is in the file and in the tables."""
+        """Note that the batch is in the file and in the tables."""
         if self.batch:
             self._write(
                 {
@@ -109,12 +109,12 @@ class Journal:
                 self.rewrite()
 
     def undone(self, *, never: bool) -> None:
-        """Write that the batch isn't in the file; if not `never`, some of it may be."""
+        """Note that the batch isn't in the file; unless `never`, part of it may be."""
         if self.batch:
             self._write({"undone": never})
 
     def rewrite(self, *, items: int | None = None) -> None:
-        """Replace the journal by one line; with `items` 0 it forgets all, under a new number."""
+        """Replace the journal by one line; with `items=0`, start over under a new number."""
         line = {"kept": [], "items": self.held_items if items is None else items}
         number = self.number if items != 0 else ""
         aside = f"{self.path}-{os.urandom(4).hex()}"
@@ -128,7 +128,7 @@ class Journal:
             os.fsync(handle)
             os.replace(aside, self.path)
             sync_folder(self.path)
-            # A process that waits for the old one sees then that it isn't the journal any more.
+            # A process that waits for the old journal then sees that it was replaced.
             os.dup2(handle, held)
             self._handle = held
         except BaseException:
@@ -139,7 +139,7 @@ class Journal:
             os.close(handle)
 
     def remove(self) -> None:
-        """Forget all, since the file was replaced: the next process makes a new journal."""
+        """Delete the journal, since the file was replaced: the next process starts a new one."""
         os.unlink(self.path)
         self._forget()
 
@@ -164,7 +164,7 @@ class Journal:
             os.close(handle)
 
     def _read(self) -> None:
-        """Read all of it; of a line that isn't whole, nothing was done yet."""
+        """Read the whole journal; an incomplete line means that its step hadn't begun."""
         self._forget()
         size = os.fstat(self._handle).st_size
         for line in os.pread(self._handle, size, 0).splitlines(keepends=True):
@@ -211,9 +211,9 @@ class Journal:
     def _forget(self) -> None:
         self._end = 0
         self.number = os.urandom(16).hex()
-        """The name by which the tables have what was appended since the journal began."""
+        """The name under which the tables list what was appended since the journal began."""
         self.items = 0
-        """Chunks that have bytes in the file, of which the tables know."""
+        """Chunks that have bytes in the file and that the tables know of."""
         self.parts: dict[str, list[FilePart]] = {}
         """By dataid, what an earlier version wrote here; the next append moves it to the tables."""
         self.batch: Batch | None = None
@@ -221,7 +221,7 @@ class Journal:
 
 
 def write_at(handle: int, data: bytes, at: int) -> None:
-    """Write all bytes at a place of a file."""
+    """Write all bytes at a position of a file."""
     view = memoryview(data)
     while view:
         written = os.pwrite(handle, view, at)
@@ -241,33 +241,35 @@ def sync_folder(path: str) -> None:
 
 
 CONTEXT_BYTES = 4096
-"""Bytes in front of a batch that are compared, to see whether the file was changed since."""
+"""Bytes before a batch that are compared, to see whether the file has changed since."""
 
 
 def refuse_loss(path: str, instead: str) -> None:
-    """Refuse to replace a file that holds what claims have appended; `instead` is what to do."""
+    """Refuse to replace a file with rows that claims appended; `instead` is what to do."""
     path = os.path.realpath(path)
     if os.path.exists(path) and os.path.exists(path_of(path)):
         journal = Journal(path)
-        with suppress(PermissionError), journal.held(make=False):  # to replace it will tell
+        with suppress(PermissionError), journal.held(make=False):  # replacing it will report that
             refuse_to_lose(path, journal, instead)
 
 
 def refuse_to_lose(path: str, journal: Journal, instead: str) -> None:
-    """The same with the journal held; what a killed process has left doesn't count."""
+    """The same with the lock held; what a killed process left doesn't count."""
     mend(path, journal)
     if not os.path.exists(path) or not os.path.getsize(path):
         return
-    # A whole batch that the journal doesn't call done may be committed.
+    # A complete batch that the journal doesn't call done may be committed.
     if held := max(journal.held_items, journal.batch.items if journal.batch else 0):
         who = "1 item has" if held == 1 else f"{held} items have"
-        raise Refused(f"{path} holds what {who} appended, and this run would replace it. {instead}")
+        raise Refused(
+            f"{path} has rows that {who} appended, and this run would replace them. {instead}"
+        )
 
 
 def mend(path: str, journal: Journal, is_committed: Callable[[Batch], bool] | None = None) -> None:
-    """Cut off what a killed process has left at the end of the file, if nobody has touched it.
+    """Cut off what a killed process left at the end of the file, if nobody has changed it.
 
-    Without tables that tell whether a batch was committed, one that is whole stays.
+    If no tables say whether a batch was committed, a complete one stays.
     """
     batch = journal.batch
     if batch is None:
@@ -302,9 +304,9 @@ def mend(path: str, journal: Journal, is_committed: Callable[[Batch], bool] | No
 
 
 def where(file: Any, part: FilePart, taken: Sequence[FilePart]) -> int | None:
-    """Where the bytes of a part are: where they were written, or where an edit has moved them.
+    """Find the bytes of a part: where they were written, or where an edit has moved them.
 
-    Of two chunks with the same rows each has its own: what is `taken` is another's.
+    If two chunks have the same rows, each has its own copy: `taken` parts belong to others.
     """
     if not part.length:
         return None
@@ -327,17 +329,17 @@ def where(file: Any, part: FilePart, taken: Sequence[FilePart]) -> int | None:
 
 
 def is_at(file: Any, part: FilePart, start: int) -> bool:
-    """Whether the bytes of a part are at a place of the file."""
+    """Whether the bytes of a part are at a position of the file."""
     file.seek(start)
     return digest(file.read(part.length)) == part.digest
 
 
 def part_of(claim: Claim, start: int, text: bytes) -> FilePart:
-    """The part that some bytes of a claim are."""
+    """Return the part that describes some bytes of a claim."""
     return FilePart(claim.dataid, claim.generation, start, len(text), digest(text))
 
 
-# --- what the tables have of a CSV file that is appended to: its length, and its parts ---
+# --- what the tables know of a CSV file with appended rows: its length, and its parts ---
 
 
 PAGE_PARTS = 1000
@@ -345,14 +347,14 @@ PAGE_PARTS = 1000
 
 
 class Committed(NamedTuple):
-    """How long a file was with all that is committed, and the batch that was committed last."""
+    """The length of a file with everything committed, and the batch that was committed last."""
 
     length: int
     batch: str
 
 
 class Ledger:
-    """The rows of one journal, by its number; no row is ever changed without the journal's lock."""
+    """The rows of one journal, by its number; they change only under the journal's lock."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._db = store, store.db
@@ -362,12 +364,12 @@ class Ledger:
         return self._store.id
 
     def committed(self, journal: str) -> Committed | None:
-        """What was committed last, if anything was."""
+        """Return what was committed last, if anything."""
         rows = self._db.fetch("appends.committed", journal=journal)
         return Committed(*rows[0]) if rows else None
 
     def parts(self, journal: str, dataids: Sequence[str]) -> dict[str, list[FilePart]]:
-        """What was appended for some chunks; what is being replaced comes first."""
+        """Return what was appended for some chunks; parts being replaced come first."""
         asked = json.dumps(list(dataids))
         rows = self._db.fetch("appends.parts", journal=journal, dataids=asked)
         found: dict[str, list[FilePart]] = {}
@@ -376,7 +378,7 @@ class Ledger:
         return found
 
     def expect(self, journal: str, jobid: str, parts: Iterable[FilePart]) -> None:
-        """Add parts that are about to replace others; both are in the tables then."""
+        """Add parts that are about to replace others; the tables have both until the commit."""
         parts_text = json.dumps([part._asdict() for part in parts])
         self._db.insist(
             lambda: self._db.change("appends.add", journal=journal, jobid=jobid, parts=parts_text)
@@ -392,11 +394,11 @@ class Ledger:
         replaced: Sequence[str] = (),
         moves: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Commit parts that are on the disk, all in one transaction.
+        """Commit parts that are on disk, in one transaction.
 
         Args:
             replaced: The chunks that had other parts.
-            moves: Pairs, the last first: from where on all others have moved, and by how many
+            moves: Pairs, the last first: the position from which all parts moved, and by how many
                 bytes.
         """
         parts_text = json.dumps([part._asdict() for part in parts])
@@ -405,7 +407,7 @@ class Ledger:
             known = {"journal": journal, "jobid": jobid}
             with self._db.transaction():
                 if self._db.run("appends.is_last", journal=journal, batch=last.batch):
-                    return  # the connection was lost after the commit
+                    return  # the connection broke after the commit
                 for start, by in moves:
                     self._db.change("appends.shift", journal=journal, start=start, by=by)
                 self._db.change("appends.add", parts=parts_text, **known)
@@ -420,7 +422,7 @@ class Ledger:
     def take_over(
         self, journal: str, location: str, jobid: str, length: int, parts: Iterable[FilePart]
     ) -> None:
-        """Copy what a journal of an earlier version has; it may be copied again."""
+        """Copy the parts of a journal of an earlier version; doing so twice is safe."""
         parts = list(parts)
         for at in range(0, len(parts), PAGE_PARTS):
             self.expect(journal, jobid, parts[at : at + PAGE_PARTS])

@@ -1,8 +1,8 @@
-"""The project that is served: a copy of its code as it was last good, while its files change.
+"""The served project: a copy of its last valid code, kept while its files change.
 
-Each version is a folder of its own, in which code is copied and all else links to the project. A
-newer one is loaded in a process of its own first. The link `folder` names the version that counts,
-for the server and for its worker; whatever reads it has a whole version.
+Each version is a folder with a copy of the code; everything else is linked to the project. A newer
+version is first loaded in a process of its own. The link `folder` names the current version, for
+the server and its worker, so that readers always see a complete version.
 """
 
 import fcntl
@@ -39,32 +39,32 @@ from .transformation import (
 )
 
 QUIET_SECONDS = 1.0
-"""Seconds without a change after which a deploy is taken for done."""
+"""Seconds without a change after which a deployment counts as complete."""
 
 RETRY_SECONDS = 5.0
-"""Seconds after which a version is tried again that came to no verdict, with no other change."""
+"""Seconds after which a version without a verdict is tried again, even if nothing changes."""
 
 CHECK_SECONDS = 60.0
-"""Seconds that the files of a version may take to be loaded."""
+"""Seconds that the files of a version may take to load."""
 
 RELOAD_SECONDS = 60.0
-"""Seconds after which a refused version is loaded again: a package may be installed since."""
+"""Seconds after which a refused version is loaded again: a package may be installed by then."""
 
 MAX_VERSIONS = 10
-"""Versions that are kept: a batch that has begun ends with the code that it began with."""
+"""Versions that are kept: a running batch finishes with the code that it started with."""
 
 PREFIX = "odf-serve-"
 
 Faults = dict[str, str]
-"""What can't be loaded, by its file, and why, in a line that begins with the place."""
+"""File → why it can't be loaded, in a line that begins with the place."""
 
 
 class Deploys:
-    """The versions of a project, and the last good one among them.
+    """The versions of a project, and the last valid one among them.
 
-    What was broken from the beginning keeps no version from being served: only a fault that the
-    one before hasn't does. With `local=False`, transformations of pandas run elsewhere, with the
-    packages of that place: they are only parsed here.
+    Faults that were there from the beginning keep no version from being served: only new faults do.
+    With `local=False`, transformations of pandas run elsewhere, with the packages there: here they
+    are only parsed.
     """
 
     def __init__(self, project: Project, *, local: bool = True, say: Say) -> None:
@@ -74,10 +74,10 @@ class Deploys:
         self._lock = hold(self._home)
         self.folder = self._home / "current"
         self.refused = ""
-        """Why the project's files, as they are now, aren't served."""
+        """Why the project's current files aren't served."""
         self._count = 0
         self._faults: Faults | None = None
-        """Of the version that is served; None: it wasn't asked yet."""
+        """The faults of the served version; None: not checked yet."""
         self._judged = self._seen = self._files()
         self._since = self._due = time.monotonic()
         self._take(self._copied())
@@ -90,9 +90,9 @@ class Deploys:
         self._lock = -1
 
     def refresh(self, accept: Callable[[Project], object]) -> None:
-        """Serve the files as they are now, if they are good and `accept` doesn't refuse them.
+        """Serve the current files if they are valid and `accept` doesn't refuse them.
 
-        It refuses by a DataflowError; after any other error the version is tried again.
+        It refuses by a DataflowError; after any other error, the version is tried again.
         """
         now, found = time.monotonic(), self._files()
         if found != self._seen:
@@ -101,7 +101,7 @@ class Deploys:
             return
         if now - self._since < QUIET_SECONDS:
             return
-        self._since = now + RETRY_SECONDS  # unless it comes to a verdict
+        self._since = now + RETRY_SECONDS  # unless it gets a verdict
         version, why = None, ""
         try:
             try:
@@ -117,23 +117,23 @@ class Deploys:
             self._judged, self._due = found, time.monotonic() + RELOAD_SECONDS
             if why or version is None:
                 if why != self.refused:
-                    self._say(f"The project stays as it was: {why}")
+                    self._say(f"The project stays unchanged: {why}")
                 self.refused = why
                 return
             self._take(version)
             if self.refused:
-                self._say("The project's files are good again, and served")
+                self._say("The project's files are valid again, and served")
             self.refused, version = "", None
         finally:
             if version is not None:
                 shutil.rmtree(version.parent, ignore_errors=True)
 
     def _files(self) -> Sequence[object]:
-        """What tells that the code has changed; of other files, that one has come or gone."""
+        """Return what changes with the code; for other files, when one is added or removed."""
         return [file if _is_code(file[0]) else file[0] for file in listing(self._root)]
 
     def _why_not(self, version: Path) -> str:
-        """The first fault that the version before hasn't; nothing if there is none."""
+        """Return the first fault that the previous version doesn't have; "" if there is none."""
         faults = check(version, self._local)
         if faults and self._faults is None:
             self._faults = check(self.folder.resolve(), self._local)
@@ -144,7 +144,7 @@ class Deploys:
         return new[0] if new else ""
 
     def _copied(self) -> Path:
-        """A folder with the code as it is now, called like the project."""
+        """Return a folder with a copy of the current code, named like the project."""
         self._count += 1
         version = self._home / str(self._count) / self._root.name
         try:
@@ -170,7 +170,7 @@ class Deploys:
 def hold(folder: Path) -> int:
     """Lock the folder of versions for as long as this process lives.
 
-    So another server can tell it from what a killed one has left, and systemd doesn't clean it up.
+    So other servers can tell it from the leftovers of a killed one, and systemd doesn't delete it.
     """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(handle, fcntl.LOCK_SH)
@@ -178,7 +178,7 @@ def hold(folder: Path) -> int:
 
 
 def check(version: Path, local: bool) -> Faults:
-    """What can't be loaded of a version, found by a process of its own, which it may end."""
+    """Return what can't be loaded of a version, found by a process of its own that it may crash."""
     answers = version.parent / "answers"
     words = [sys.executable, "-P", "-m", __name__, str(version), str(answers), str(int(local))]
     process = subprocess.Popen(
@@ -191,7 +191,7 @@ def check(version: Path, local: bool) -> Faults:
     try:
         ended = f"the process that loads it ended with code {process.wait(CHECK_SECONDS)}"
     except subprocess.TimeoutExpired:
-        ended = f"it isn't loaded in {CHECK_SECONDS:g} s"
+        ended = f"it didn't load within {CHECK_SECONDS:g} s"
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -209,7 +209,7 @@ def check(version: Path, local: bool) -> Faults:
 
 
 def _tell(version: Path, answers: Path, local: bool) -> None:
-    """Write what is loaded before it is, and each fault; at the end, that it is the end."""
+    """Write each file before it is loaded, and each fault; at the end, an end mark."""
     with answers.open("w", encoding="utf-8", buffering=1) as lines:
         for file, why in _loaded(version, local):
             lines.write(json.dumps([file, why]) + "\n")
@@ -217,7 +217,7 @@ def _tell(version: Path, answers: Path, local: bool) -> None:
 
 
 def _loaded(version: Path, local: bool) -> Iterator[tuple[str, str]]:
-    """Each file that is loaded next, and again with what is wrong with it."""
+    """Yield each file before it is loaded, and again with what is wrong with it."""
     for file, _, _ in listing(version):
         if file.endswith(".py") and (why := _parse(version, file)):
             yield file, why
@@ -237,7 +237,7 @@ def _loaded(version: Path, local: bool) -> Iterator[tuple[str, str]]:
             name: project.transformation_file(pipeline.slug, name)
             for name in pipeline.transformations
         }
-        # A file that ends before its `run` has to be loaded to be found out.
+        # A file that ends before its `run` shows that only when it is loaded.
         takes = any(takes_stream(path, version) is not False for path in paths.values())
         for name, path in paths.items():
             file = str(path.relative_to(version))
@@ -263,7 +263,7 @@ def _parse(version: Path, file: str) -> str:
 
 
 def _with_place(file: str, message: str) -> str:
-    """The message with its place in front: it stands in parentheses at the end."""
+    """Move the place of a message, in parentheses at its end, to the front."""
     if found := re.fullmatch(r"(.*) \((\S.*:\d+)\)", message):
         return f"{found[2]}: {found[1]}"
     return message if message.startswith(file) else f"{file}: {message}"
@@ -274,7 +274,7 @@ def _is_code(file: str) -> bool:
 
 
 def _copy(root: Path, files: Listing, version: Path) -> None:
-    """Copy the code; all else is linked to, so that it is where and what it is in the project."""
+    """Copy the code; link everything else, so that it stays where it is in the project."""
     code = {file for file, _, _ in files if _is_code(file)}
     folders = {""}
     for file in code:
@@ -303,7 +303,7 @@ def _remove_leftovers() -> None:
         with suppress(OSError):
             about = folder.stat()
             if about.st_uid != os.getuid() or time.time() - about.st_mtime < RELOAD_SECONDS:
-                continue  # another's, or just made and not locked yet
+                continue  # another server's, or just created and not locked yet
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -314,22 +314,22 @@ def _remove_leftovers() -> None:
 
 if __name__ == "__main__":
     os.nice(5)
-    signal.alarm(int(CHECK_SECONDS) + 5)  # should the server be killed meanwhile
+    signal.alarm(int(CHECK_SECONDS) + 5)  # in case the server is killed meanwhile
     _tell(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "1")
-    os._exit(0)  # threads that the project's code has started don't matter
+    os._exit(0)  # threads that the project's code started don't matter
 
 
 # --- a project that is edited while it is served ---
 
 
 REREGISTER_SECONDS = 30.0
-"""Seconds after which the pipelines are registered again, in case somebody has removed one."""
+"""Seconds after which the pipelines are registered again, in case somebody removed one."""
 
 
 class Current:
     """A project as it is now: its pipelines that take items, registered as jobs.
 
-    An edit that can't be read leaves the project as it was, and is said once. With a `folder`, the
+    An invalid edit leaves the project unchanged, and is reported once. With a `folder`, the
     project's code is read there, and its data in the project.
     """
 
@@ -343,14 +343,14 @@ class Current:
         self.plans: dict[str, Plan] = {}
         self.taking: dict[str, Pipeline] = {}
         self.others: dict[str, str] = {}
-        """The pipelines that take no items, and what tells why: anybody may read this."""
+        """The pipelines that take no items, and the command that explains why; not a secret."""
         self._lock = Lock()
         self._seen: object = None
         self._said = ""
         self._due = 0.0
 
     def refresh(self) -> None:
-        """Read again what has changed on disk; raises what the database does."""
+        """Read again what has changed on disk; database errors are raised."""
         root = self._folder.resolve()
         seen = self._look(root)
         if seen == self._seen and time.monotonic() < self._due:
@@ -362,7 +362,7 @@ class Current:
             if self.store.db.trouble(error) or not self.plans:
                 raise
             if self._said != str(error):
-                self._say(f"The project stays as it was: {first_line(error)}")
+                self._say(f"The project stays unchanged: {first_line(error)}")
             self._said, self._seen, self._due = (
                 str(error),
                 seen,
@@ -372,7 +372,7 @@ class Current:
         taking, others = {}, {}
         for pipeline in code.pipelines:
             if pipeline.trouble:
-                others[pipeline.slug] = "can't run as it is declared: see `odf validate`."
+                others[pipeline.slug] = "can't run as declared: see `odf validate`."
             elif takes_items(code, pipeline):
                 taking[pipeline.slug] = pipeline
             else:
@@ -383,12 +383,12 @@ class Current:
         self._said, self._seen, self._due = "", seen, time.monotonic() + REREGISTER_SECONDS
 
     def serving(self, slug: str) -> tuple[Pipeline | None, Project]:
-        """A pipeline that takes items, if there is one, and the project with its code."""
+        """Return a pipeline that takes items, if it exists, and the project with its code."""
         with self._lock:
             return self.taking.get(slug), self.code
 
     def _look(self, root: Path) -> list[tuple[str, int, int]]:
-        """What tells that the project's declaration, or one of its transformations, has changed."""
+        """Return what changes when the project's declaration or a transformation does."""
         project = self.code._replace(root=root)
         files = [root / FILE]
         for pipeline in project.pipelines:

@@ -48,10 +48,10 @@ def destination_of(
     read_by_others: bool,
     say: Say = lambda line: None,
 ) -> Destination:
-    """The destination of a pipeline: as it is registered, or else a file in `output/`.
+    """Return the destination of a pipeline: as it is registered, or else a file in `output/`.
 
-    `read_by_others` says that another pipeline reads it: without a registration, it is a folder of
-    chunks then.
+    `read_by_others` says that another pipeline reads it: then, without a registration, it is a
+    folder of chunks.
     """
     found = _destination_of(store, project, pipeline, plan, read_by_others, say)
     found.work = str(project.root / WORK_FOLDER / pipeline.slug)
@@ -80,7 +80,7 @@ def _destination_of(
     if isinstance(where, CsvFile):
         if csv_options(slug, where.options).declared:
             raise Refused(
-                f"{slug!r} has options, which tell how others write its file; a pipeline writes "
+                f"{slug!r} has options, which describe files written by others; a pipeline writes "
                 "commas and UTF-8. Register another dataset as the destination, or run: "
                 f"odf dataset add {typed(slug)} --options ''",
                 code="INVALID_LOCATION",
@@ -105,10 +105,10 @@ def publish_result(
     is_item: bool,
     say: Callable[[str], Any] = lambda line: None,
 ) -> Result:
-    """Publish what a run or an item has made; an older one than what is there is refused."""
+    """Publish the result of a run or an item; refuse to replace a newer one."""
 
     def confirm() -> None:
-        # Here the place is locked: a newer run can't come in between.
+        # The place is locked here: no newer run can publish in between.
         store.confirm(chunk.claim)
         refuse_older(store, destination, chunk, is_item=is_item)
 
@@ -123,7 +123,7 @@ def publish_result(
 def refuse_older(
     store: Store, destination: Destination, chunk: Chunk, *, is_item: bool = False
 ) -> None:
-    """Refuse a chunk that would take the place of a newer one."""
+    """Refuse a chunk that would replace a newer one."""
     if destination.replaces(items=is_item):
         for datasetid in chunk.outputs:
             moves.refuse_older(store, datasetid, chunk.jobid, chunk.dataid)
@@ -140,8 +140,8 @@ def publish_with_output(
 ) -> Result:
     """Publish a frame as a chunk of the destination, and write it for people into output/.
 
-    The file is ready before the destination has the rows: what is published has to be READY, since
-    a table would get it a second time. If the file can't take its place then, that is said.
+    The file is ready before the destination has the rows: what is published must become READY,
+    since a table would get it twice. If the file can't be replaced then, a warning says so.
     """
     refuse_loss(project, pipeline, destination)
     path = output_file(project, pipeline.slug)
@@ -157,7 +157,7 @@ def publish_with_output(
         try:
             show()
         except (OSError, DataflowError) as error:
-            say(f"Warning: {path} has the run before this one: {reason_of(error)}")
+            say(f"Warning: {path} still has the previous run's rows: {reason_of(error)}")
         else:
             if note:
                 say(note)
@@ -165,9 +165,9 @@ def publish_with_output(
 
 
 def _for_people(frame: Any, path: str, destination: Destination) -> tuple[Any, str]:
-    """What is shown of a frame: of a large one of Spark the first rows, and the line that says so.
+    """Return what people see of a frame: the first rows of a large Spark frame, and a note.
 
-    No more of it has to pass Java and this process than what fits.
+    Only as many rows as fit pass through Java and this process.
     """
     if kind_of(frame) != SPARK:
         return whole_pandas(frame), ""
@@ -180,7 +180,7 @@ def _for_people(frame: Any, path: str, destination: Destination) -> tuple[Any, s
 
 
 def refuse_loss(project: Project, pipeline: Pipeline, destination: Destination) -> None:
-    """Refuse a batch run that would take away what items have appended to a file."""
+    """Refuse a batch run that would delete what items appended to a file."""
     destination.refuse_loss()
     if not is_output(project, pipeline, destination):
         path = output_file(project, pipeline.slug)
@@ -188,13 +188,13 @@ def refuse_loss(project: Project, pipeline: Pipeline, destination: Destination) 
 
 
 def is_output(project: Project, pipeline: Pipeline, destination: Destination) -> bool:
-    """Whether a destination is the file for people itself."""
+    """Whether a destination is itself the file for people."""
     path = output_file(project, pipeline.slug)
     return os.path.realpath(destination.location) == os.path.realpath(path)
 
 
 def _moved(path: str) -> str:
-    return f"Put it aside: mv -n {typed(path, path.removesuffix('.csv') + '-items.csv')}"
+    return f"Move it away: mv -n {typed(path, path.removesuffix('.csv') + '-items.csv')}"
 
 
 def output_file(project: Project, slug: str) -> str:
@@ -204,7 +204,7 @@ def output_file(project: Project, slug: str) -> str:
 class CsvDestination(Destination):
     """A CSV file: a batch run replaces it, items are appended, unless `mode` says otherwise.
 
-    What items have appended is replaced only if `mode` says so; `dataset` is how it is typed then.
+    Rows that items appended are replaced only if `mode` says so; errors show `dataset` to set it.
     """
 
     def __init__(self, appender: csv_file.CsvAppender, path: str, mode: str, dataset: str) -> None:
@@ -213,8 +213,8 @@ class CsvDestination(Destination):
             ""
             if mode
             else (
-                f"To add to it, run: odf dataset add {dataset} --writemode append. "
-                f"To have it replaced by each run and each item: --writemode replace."
+                f"To append to it, run: odf dataset add {dataset} --writemode append. "
+                f"To let each run and each item replace it: --writemode replace."
             )
         )
 
@@ -245,7 +245,7 @@ class CsvDestination(Destination):
 
 
 class ChunkDestination(Destination):
-    """A folder or a table that is kept by chunks: each replaces itself only."""
+    """A folder or a table with chunks: each chunk replaces only itself."""
 
     def __init__(self, store: Store, row: DatasetRow) -> None:
         self._store, self._row, self._where = store, row, resolve(row.datasetid, row.columns)
@@ -259,7 +259,7 @@ class ChunkDestination(Destination):
         return publish(self._store, self._place, chunk, self._plain(frame))
 
     def _is_kept_by_spark(self, frame: Any) -> bool:
-        """Whether Spark writes all rows: not in CSV those of one column without a value."""
+        """Whether Spark writes all rows: in CSV, it omits empty ones of a single column."""
         format = self._format
         if format is None or not (format.is_delimited and len(frame.columns) == 1):
             return format is None or format.in_spark
@@ -285,7 +285,7 @@ class ChunkDestination(Destination):
         return publish(self._store, self._place, Chunk(claim, {}, {}, {}), frame)
 
     def _plain(self, frame: Any) -> Any:
-        """A frame of pandas without its index; in CSV with the names that pandas reads."""
+        """Return a pandas frame without its index; in CSV, with the names that pandas reads."""
         frame = whole_pandas(frame).reset_index(drop=True)
         return self._format.headed(frame) if self._format else frame
 

@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 
 class WorkerDied(TransformationError):
-    """The process that ran a transformation ended before it."""
+    """The process of a transformation ended before the transformation did."""
 
 
 def worker_died(which: str) -> WorkerDied:
-    """What is raised when the process of a transformation has ended."""
+    """Return the error for a transformation whose process ended."""
     return WorkerDied(
-        f"The process that ran {which} ended in the middle of it: it took more memory than "
+        f"The process of {which} ended while it ran: it used more memory than "
         "there is, or ended itself."
     )
 
@@ -54,7 +54,7 @@ class Stopped(DataflowError):
 
 
 class Ran(NamedTuple):
-    """What a transformation returned: a frame of its own engine."""
+    """The result of a transformation: a frame of its own engine."""
 
     frame: Any
     printed: str
@@ -64,7 +64,7 @@ class Ran(NamedTuple):
 
 
 class ItemRan(NamedTuple):
-    """What became of an item; chained, only the last good one has its frame."""
+    """How an item ended; if chained, only the last good one has its frame."""
 
     frame: Any
     steps: tuple[StepRan, ...]
@@ -75,9 +75,9 @@ class ItemRan(NamedTuple):
 
 
 class Engine:
-    """Runs the transformations of one project with one session, which starts with the first.
+    """Runs the transformations of one project in one session, which starts with the first.
 
-    Several threads may use it. `stopping` tells what asks for an end, if something does.
+    Several threads may use it. `stopping` returns what requests an end, if anything does.
     """
 
     def __init__(
@@ -111,9 +111,9 @@ class Engine:
 
     @contextmanager
     def serving(self, project: Project) -> Iterator[None]:
-        """Let what this thread runs be one version of the project, from its own folder."""
+        """Let this thread run one version of the project, from its own folder."""
         if project.root != self._served:
-            forget(project.root)  # what other versions have imported on the driver
+            forget(project.root)  # what other versions imported on the driver
             self._served = project.root
         self._pinned.project = project
         try:
@@ -135,8 +135,8 @@ class Engine:
     ) -> Ran:
         """Run one transformation on frames of any engine, or on sources that are read now.
 
-        It can't change what it is given. When this returns, what it made is computed; a frame of
-        Spark stays so until `release`. What Spark is at is ended when it is `due`, by
+        It can't change its inputs. When this returns, the result is computed; a Spark frame stays
+        cached until `release`. Spark's work is ended when it is `due`, by
         `time.monotonic`.
         """
         start = time.perf_counter()
@@ -169,11 +169,11 @@ class Engine:
         chained: bool = False,
         limit: float | None = None,
     ) -> list[ItemRan]:
-        """Run a pipeline on items, in order, by one task; an item that fails, fails alone.
+        """Run a pipeline on items, in order, in one task; an item that fails, fails alone.
 
-        Chained, an item's result is the first frame of the next, and only the last good item has
-        its frame. If the process that runs them dies, the items are run again in halves, until the
-        one that ends it has failed alone. `limit` are the seconds that each item may take.
+        If chained, an item's result is the first frame of the next, and only the last good item has
+        its frame. If the process dies, the items are run again in halves, until the one that
+        crashes it has failed alone. `limit` is the time in seconds that each item may take.
         """
         batch = ItemBatch(slug, names, items, chained, limit)
         return run_items(self, batch, sources or [_empty()])
@@ -183,7 +183,7 @@ class Engine:
         self._session()
 
     def warm(self) -> None:
-        """Let Java and a worker of Python load what the first item would wait for."""
+        """Load in advance, in Java and in a Python worker, what the first item would wait for."""
 
         def load(batches: Any) -> Iterator[Any]:
             import pandas  # noqa: F401
@@ -205,20 +205,20 @@ class Engine:
             self._session().stop()
 
     def release(self, *frames: Any) -> None:
-        """Let Spark drop frames that `run` has returned; without any, all of them."""
+        """Let Spark drop frames that `run` returned; without arguments, all of them."""
         for key in [id(frame) for frame in frames] if frames else list(self._kept):
             if kept := self._kept.pop(key, None):
-                with suppress(Exception):  # the session may be over
+                with suppress(Exception):  # the session may have ended
                     kept[1]()
 
     def interrupt(self) -> None:
-        """End, from any thread, what is at work; nothing can be run afterwards."""
+        """End, from any thread, what is running; nothing can be run afterwards."""
         self._watch.interrupt()
 
     stop = interrupt
 
     def close(self) -> None:
-        """Remove what was sent to the tasks, and drop what they returned."""
+        """Remove what was sent to the tasks, and drop their results."""
         self._watch.close()
         self.release()
         with self._lock:
@@ -228,7 +228,7 @@ class Engine:
     # --- a task ---
 
     def ask(self, session: Any, what: Any, sent: Sequence[Sent], *args: Any) -> Any:
-        """What `what(root, sent, *args)` returns, in the project's surroundings."""
+        """Return what `what(root, sent, *args)` returns, in the project's surroundings."""
         with self._lock:
             root = self.project.root
             if self._snapshots is None or self._snapshots.root != root:
@@ -249,7 +249,7 @@ class Engine:
     def _answer(
         self, session: Any, snapshot: ProjectSnapshot, wanted: bytes, sent: Sequence[Sent]
     ) -> Any:
-        """What `compute` answers, in a process that the user's code may end."""
+        """Return what `compute` answers, in a process that user code may crash."""
         shipper = cast(SparkShipper, self.loads(session).shipper)
         return ask(session, shipper.exchange, snapshot, wanted, sent)
 
@@ -271,7 +271,7 @@ class Engine:
         return loaded(done.frame, self.project.root), step.printed
 
     def _computed(self, frame: Any) -> tuple[Any, int]:
-        """The frame, kept where it is computed: a failure is then this transformation's."""
+        """Cache the frame where it is computed: then a failure is this transformation's."""
         frame = frame.persist()
         self._kept[id(frame)] = frame, frame.unpersist
         try:
@@ -280,11 +280,11 @@ class Engine:
             self.release(frame)
             raise
 
-    # --- from outside ---
+    # --- interruption from outside ---
 
     @contextmanager
     def watched(self, which: str, due: float = math.inf) -> Iterator["SparkSession"]:
-        """The session, whose jobs can be ended from outside; errors say what ended them."""
+        """Yield the session, whose jobs can be ended from outside; errors say what ended them."""
         self._refuse_when_over()
         with self._lock:
             spark = self._spark = self._session()
@@ -315,7 +315,7 @@ class Engine:
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """Say in a line why Spark fails while its frames are published."""
+        """Report in a line why Spark fails while its frames are published."""
         try:
             yield
         except DataflowError:
@@ -326,7 +326,7 @@ class Engine:
             raise DataflowError(reason) from error
 
     def _reason(self, error: Exception) -> str | None:
-        """What an error of Spark's says, in a line; if Java is gone, how that came."""
+        """Return the message of a Spark error, in a line; if Java is gone, the reason for that."""
         if self._spark is not None and has_ended(self._spark):
             return how_ended(self._spark)
         return in_a_line(error)
@@ -349,7 +349,7 @@ def _empty() -> Any:
 
 
 class ItemBatch(NamedTuple):
-    """Items that a pipeline's transformations are run for, in order."""
+    """Items to run a pipeline's transformations on, in order."""
 
     slug: str
     names: Sequence[str]
@@ -360,7 +360,7 @@ class ItemBatch(NamedTuple):
 
 
 def run_items(engine: Engine, batch: ItemBatch, sources: Sequence[Any]) -> list[ItemRan]:
-    """What became of each item, in order."""
+    """Return how each item ended, in order."""
     if not batch.items:
         return []
     if any(engine.engine_of(batch.slug, name) != PANDAS for name in batch.names):
@@ -375,7 +375,7 @@ def _in_task(engine: Engine, batch: ItemBatch, sources: Sequence[Any]) -> list[I
     try:
         with engine.watched(slug) as spark:
             loads = engine.loads(spark)
-            if chained:  # the first frame is another one in each batch
+            if chained:  # the first frame differs in each batch
                 first = [loads.once(as_pandas(sources[0]))]
             sent = first + loads.sources(slug, sources[len(first) :])
             done: list[ItemDone] = engine.ask(
@@ -414,7 +414,7 @@ def _one_by_one(engine: Engine, batch: ItemBatch, sources: Sequence[Any]) -> lis
 
 
 def _run_item(engine: Engine, batch: ItemBatch, item: Any, frames: Sequence[Any]) -> ItemRan:
-    """Run the transformations on one item, each in a task of its own or on the driver."""
+    """Run the transformations on one item, each in its own task or on the driver."""
     buffer, *rest = frames
     steps: list[StepRan] = []
     outputs: list[Any] = []
@@ -440,7 +440,7 @@ def _run_item(engine: Engine, batch: ItemBatch, item: Any, frames: Sequence[Any]
 
 
 def _last(ran: Sequence[ItemRan], before: Any) -> Any:
-    """The frame of the last good item; where there is none, the one before."""
+    """Return the frame of the last good item; if there is none, the previous one."""
     return next((item.frame for item in ran if item.frame is not None), before)
 
 
@@ -455,7 +455,7 @@ def on_driver(
     frames: Sequence[Any],
     item: tuple[()] | tuple[Any],
 ) -> tuple[Any, str]:
-    """The frame that a transformation makes, not computed yet, and what it printed."""
+    """Return a transformation's frame, not computed yet, and what it printed."""
     transformation = load(project, slug, name)
     printed = transformation.printed
     given = [as_spark(frame, spark) for frame in frames[: transformation.shape.most]]
@@ -471,8 +471,8 @@ def on_driver(
         kind = type(returned)
         what = "nothing" if returned is None else f"a {kind.__module__}.{kind.__name__}"
         raise TransformationError(
-            f"`run` returns {what}, but its first parameter is a {SPARK} DataFrame, and so "
-            "must be what it returns.",
+            f"`run` returns {what}, but it must return a {SPARK} DataFrame, like its "
+            "first parameter.",
             printed=printed,
         )
     return returned, printed
@@ -500,11 +500,11 @@ def _by_value(root: Path) -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-# Runs transformations of pandas without Spark: the engine that a small project may choose.
+# Runs pandas transformations without Spark: the engine that a small project may choose.
 
 
 def engine_for(project: Project, session: Callable[[], "SparkSession"], **how: Any) -> Engine:
-    """The engine that a project names; Spark's has a session, which starts when it is needed."""
+    """Return the engine that a project names; Spark's starts its session when it is needed."""
     return (
         LocalEngine(project, **how) if project.engine == LOCAL else Engine(project, session, **how)
     )
@@ -533,7 +533,7 @@ class LocalEngine(Engine):
 
     @contextmanager
     def watched(self, which: str, due: float = math.inf) -> Iterator[Any]:
-        """What may end the work on `which`; errors say what ended it."""
+        """Yield what may end the work on `which`; errors say what ended it."""
         self._refuse_when_over()
         with self._lock:
             self._blocks += 1
@@ -562,10 +562,10 @@ class LocalEngine(Engine):
 
 
 class _Limits(NamedTuple):
-    """What stands in the place of a session: nothing is kept open for a block of work."""
+    """Replaces a session: nothing is kept open for a block of work."""
 
     why_not: Callable[[], object]
 
 
 def _no_session() -> "SparkSession":
-    raise AssertionError("the engine local has no session of Spark")
+    raise AssertionError("the local engine has no Spark session")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def kind_of(frame: Any) -> str | None:
-    """The engine whose frame this is; None if it is something else."""
+    """Return the engine that a frame belongs to; None if it is something else."""
     module, name = type(frame).__module__, type(frame).__name__
     if module.startswith("pyspark.sql."):
         return SPARK if name == "DataFrame" else None
@@ -45,7 +45,7 @@ def kind_of(frame: Any) -> str | None:
 
 
 def as_pandas(frame: Any) -> Any:
-    """A frame of pandas with all the rows; what is one already stays the same object."""
+    """Return a pandas frame with all rows; a pandas frame is returned unchanged."""
     kind = kind_of(frame)
     if kind == PANDAS:
         return frame
@@ -55,9 +55,9 @@ def as_pandas(frame: Any) -> Any:
 
 
 def as_spark(frame: Any, spark: Any = None) -> Any:
-    """A frame of Spark; an index isn't a column, and is left out.
+    """Return a Spark frame; an index isn't a column, and is left out.
 
-    One that isn't Spark's already needs the session.
+    A frame of another kind needs the session.
     """
     kind = kind_of(frame)
     if kind == SPARK:
@@ -70,10 +70,10 @@ def as_spark(frame: Any, spark: Any = None) -> Any:
 
 
 def by_the_clock(frame: Any, but: Container[str] = ()) -> Any:
-    """A frame of Spark whose moments have become the times that the session's clock shows.
+    """Return a Spark frame whose timestamps have become times in the session's time zone.
 
-    Spark casts them, as it has read them: the zones that it knows and those of pandas differ, and
-    what they say of times before 1900. Columns called as in `but` stay as they are.
+    Spark casts them, since it has read them: Spark and pandas know different zones, and different
+    offsets before 1900. Columns named in `but` stay unchanged.
     """
     fields = frame.schema.fields
     plain = frame.toDF(*(str(at) for at in range(len(fields))))  # two may have one name
@@ -98,11 +98,11 @@ def _without_zone(kind: Any) -> Any:
 # --- from pandas to Spark ---
 
 _REFUSALS = (ValueError, TypeError, OverflowError, AttributeError)
-"""What Arrow raises, besides its own, for values that it doesn't know what to do with."""
+"""What Arrow raises, besides its own errors, for values that it can't convert."""
 
 
 def sent(spark: "SparkSession", names: Sequence[str], columns: Sequence[Any], rows: int) -> Any:
-    """A frame of Spark with such columns of Arrow; a time without a zone stays one."""
+    """Return a Spark frame with these Arrow columns; a time without a zone stays one."""
     import pyarrow
     from pyspark.sql.pandas.types import from_arrow_schema
     from pyspark.sql.types import StructType
@@ -114,7 +114,7 @@ def sent(spark: "SparkSession", names: Sequence[str], columns: Sequence[Any], ro
 
 
 def arrow(column: Any) -> Any:
-    """A column of pandas as one of Arrow, of a type that Spark has; TypeError: there is none."""
+    """Convert a pandas column to Arrow, with a type that Spark has; TypeError: there is none."""
     import pyarrow
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import from_arrow_type
@@ -130,7 +130,7 @@ def arrow(column: Any) -> Any:
 
 
 def from_pandas(spark: "SparkSession", frame: Any) -> "DataFrame":
-    """A frame of pandas as one of Spark; what Spark has no type for becomes texts."""
+    """Convert a pandas frame to Spark; values without a Spark type become strings."""
     import pyarrow
 
     columns = []
@@ -144,19 +144,19 @@ def from_pandas(spark: "SparkSession", frame: Any) -> "DataFrame":
 
 
 def _as_arrow(name: str, column: Any) -> Any:
-    """The column as one of Arrow, or an error that names the column and its types."""
+    """Convert a column to Arrow, or raise an error that names the column and its types."""
     try:
         return arrow(column)
     except TypeError:
         kinds = ", ".join(sorted({type(cell).__name__ for cell in column}))
         raise TransformationError(
-            f"Column {name!r} can't go to Spark: it has {kinds}. Give its values one type, which "
-            "Spark has, in the transformation before."
+            f"Column {name!r} can't be sent to Spark: it has {kinds}. Give its values one type "
+            "that Spark has, in the transformation before."
         ) from None
 
 
 def _known_to_spark(column: Any) -> Any:
-    """The column with a type that Spark has."""
+    """Return the column with a type that Spark has."""
     import pyarrow
 
     kind = column.type
@@ -170,7 +170,7 @@ def _known_to_spark(column: Any) -> Any:
         return column.cast(pyarrow.duration("us"), safe=False)
     if pyarrow.types.is_float16(kind):
         return column.cast(pyarrow.float32())
-    if pyarrow.types.is_decimal256(kind):  # which fails beyond the 38 digits that Spark has
+    if pyarrow.types.is_decimal256(kind):  # the cast fails beyond Spark's 38 digits
         return column.cast(pyarrow.decimal128(kind.precision, kind.scale))
     if pyarrow.types.is_unsigned_integer(kind):
         wider = {8: pyarrow.int16(), 16: pyarrow.int32(), 32: pyarrow.int64()}
@@ -202,9 +202,9 @@ _PLAIN = (
 
 
 class Spill:
-    """The rows of a frame that Spark has written as Parquet, where this process reads them.
+    """The rows of a frame that Spark has written as Parquet, for this process to read.
 
-    Java hands over none of them, and of this process none but a piece is in memory.
+    Java passes none of them on, and this process holds only one piece in memory.
     """
 
     def __init__(self, folder: str, names: list[str], schema: Any) -> None:
@@ -216,18 +216,18 @@ class Spill:
         return self._rows
 
     def pieces(self) -> Iterator[Any]:
-        """The rows in their order, as frames of pandas with the same types each."""
+        """Yield the rows in order, as pandas frames with the same types."""
         for path in self._files:
             for batch in self._opened(path).iter_batches(batch_size=MAX_COLLECTED_ROWS):
                 yield self._frame(need("pyarrow").Table.from_batches([batch]))
 
     def pandas(self) -> Any:
-        """All of it in memory."""
+        """Return all rows in memory."""
         pieces = list(self.pieces()) or [self.typical()]
         return need("pandas").concat(pieces, ignore_index=True)
 
     def typical(self) -> Any:
-        """A frame of one row at most, of the same types, with a value wherever a column has one."""
+        """A frame of at most one row, with the same types, and values where columns have any."""
         pyarrow = need("pyarrow")
         found: dict[str, Any] = {}
         for path in self._files if len(self) else ():
@@ -243,9 +243,9 @@ class Spill:
         return self._frame(pyarrow.table(columns, names=self._schema.names))
 
     def times(self) -> dict[int, int]:
-        """Of each column of times, the digits of a second that all have; -1 if all are days.
+        """Return how many decimals of a second each column of times has; -1 if all are days.
 
-        So pandas writes them: it looks at all times of a frame at once.
+        pandas writes a frame's times like that: it looks at all of them at once.
         """
         pyarrow = need("pyarrow")
         found = {}
@@ -273,7 +273,7 @@ class Spill:
 
 
 def as_frame(table: Any) -> Any:
-    """A table of Spark's as a frame of pandas, in which whole numbers stay whole beside NULL."""
+    """Convert a Spark table to a pandas frame in which integers stay integers beside NULL."""
     pandas, pyarrow = need("pandas"), need("pyarrow")
     whole = {
         pyarrow.int8(): pandas.Int8Dtype(),
@@ -285,7 +285,7 @@ def as_frame(table: Any) -> Any:
 
 
 def _digits(times: Any) -> int:
-    """How many digits of a second the times have; -1 if all are midnights."""
+    """Return how many decimals of a second the times have; -1 if all are midnights."""
     compute = need("pyarrow.compute")
     micros = times.cast(need("pyarrow").int64()).drop_null()
     for digits, size in ((-1, 86_400_000_000), (0, 1_000_000), (3, 1000)):
@@ -296,7 +296,7 @@ def _digits(times: Any) -> int:
 
 
 def pieces_of(frame: Any) -> Iterable[Any]:
-    """A frame of pandas as it is, or a spill piece by piece."""
+    """Yield a pandas frame whole, or a spill piece by piece."""
     return frame.pieces() if isinstance(frame, Spill) else [frame]
 
 
@@ -310,7 +310,7 @@ def is_large(frame: "DataFrame") -> bool:
 def spilled(frame: "DataFrame", folder: str, moments: Container[str] = ()) -> Iterator[Spill]:
     """Let Spark write a frame into a folder that its executors share with this process.
 
-    Times are those that the session's clock shows, but the columns `moments` have a zone.
+    Times are in the session's time zone, but the columns `moments` have a zone.
     """
     names = frame.columns
     plain = by_the_clock(frame, moments).toDF(*(f"c{at}" for at in range(len(names))))
@@ -319,18 +319,18 @@ def spilled(frame: "DataFrame", folder: str, moments: Container[str] = ()) -> It
         found = Spill(folder, names, folders.arrow_schema(plain.schema.jsonValue()))
         if len(found) != (rows := frame.count()):
             raise DataflowError(
-                f"Spark has written {rows:,} rows into {folder}, and {len(found):,} are there: its "
-                "executors don't share that folder. Register the destination with a place that "
+                f"Spark wrote {rows:,} rows into {folder}, but this process finds {len(found):,}: "
+                "the executors don't share that folder. Register the destination with a place that "
                 "they reach, by chunks."
             )
         yield found
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        with suppress(OSError):  # others are at work beside it
+        with suppress(OSError):  # others are working beside it
             os.rmdir(os.path.dirname(folder))
 
 
-# What a pipeline reads and writes: base classes, and the verdict on a frame that can't be kept.
+# What a pipeline reads and writes: base classes, and the verdict on a frame that can't be written.
 
 
 Confirm = Callable[[], None]
@@ -341,39 +341,39 @@ _BLAMELESS = (StaleClaim, Unreachable, NoDatabase, CredentialError, SessionError
 
 
 class Source:
-    """A source of a pipeline, which is read when it is asked for."""
+    """A source of a pipeline, read on demand."""
 
     location = ""
     """Where it is, for people."""
 
     def pandas(self) -> "PandasFrame":
-        """All of it as a frame of pandas, which is the caller's own."""
+        """Return all rows as a pandas frame that the caller may change."""
         raise NotImplementedError
 
     def spark(self, spark: "SparkSession") -> "DataFrame":
-        """All of it as a frame of Spark."""
+        """Return all rows as a Spark frame."""
         raise NotImplementedError
 
     def version(self) -> str | None:
-        """What changes when the data does; None if only reading it again can tell."""
+        """Return what changes when the data does; None if only reading it again can tell."""
         return None
 
     def by_pandas(self) -> bool:
-        """Whether the frame of Spark is that of pandas, converted; else Spark reads, and later."""
+        """Whether the Spark frame is converted from pandas; otherwise Spark reads it, and later."""
         return False
 
 
 class Destination:
-    """What a pipeline writes to; a frame's index is left out everywhere."""
+    """What a pipeline writes to; a frame's index is always left out."""
 
     location = ""
     """Where it is, for people."""
     work = ""
-    """A folder for what is on its way, which Spark's executors share with this process."""
+    """A folder for data on its way, which Spark's executors share with this process."""
 
     @contextmanager
     def rows(self, frame: Any, chunk: Chunk, moments: Container[str] = ()) -> Iterator[Any]:
-        """A frame in memory, as one of pandas; a large one of Spark as a `Spill`."""
+        """Yield a frame in memory, as pandas; a large Spark frame as a `Spill`."""
         if not is_spark_frame(frame):
             yield whole_pandas(frame)
         elif is_large(frame):
@@ -384,39 +384,39 @@ class Destination:
             yield from_spark(frame, moments)
 
     def refuse_loss(self) -> None:
-        """Refuse a batch run that would take away what items have made."""
+        """Refuse a batch run that would delete what items produced."""
 
     def replaces(self, *, items: bool = False) -> bool:
-        """Whether a run, or each of some items, takes the place of all that is there."""
+        """Whether a run, or each of some items, replaces everything in the destination."""
         return False
 
     def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
-        """Publish what a batch run has made. `confirm` raises if the claim isn't ours any more."""
+        """Publish the result of a batch run. `confirm` raises if the claim is lost."""
         raise NotImplementedError
 
     def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
-        """Publish what items have made, each as its own chunk; a bad one fails alone.
+        """Publish the results of items, each as its own chunk; a bad one fails alone.
 
-        It raises what isn't about one of them: a claim is lost, or the place can't be used now.
+        Raises only what isn't one item's fault: a lost claim, or a place that can't be used now.
         """
         raise NotImplementedError
 
 
 def whole_pandas(frame: Any) -> Any:
-    """A frame of pandas, a frame of Spark, or a source, as a frame of pandas."""
+    """Convert a pandas frame, a Spark frame, or a source to a pandas frame."""
     return from_spark(frame) if is_spark_frame(frame) else as_pandas(frame)
 
 
 def from_spark(frame: Any, moments: Container[str] = ()) -> Any:
-    """A frame of Spark as one of pandas, in which whole numbers stay whole beside NULLs.
+    """Convert a Spark frame to pandas; integers stay integers beside NULLs.
 
-    Times are those that the session's clock shows, but the columns `moments` have a zone.
+    Times are in the session's time zone, but the columns `moments` have a zone.
     """
     return as_frame(by_the_clock(frame, moments).toArrow())
 
 
 def one(verdicts: list[Verdict]) -> Result:
-    """The result of the only claim, or its error."""
+    """Return the result of the only claim, or raise its error."""
     [verdict] = verdicts
     if isinstance(verdict, DataflowError):
         raise verdict
@@ -424,7 +424,7 @@ def one(verdicts: list[Verdict]) -> Result:
 
 
 def judged(work: Callable[[], Result], frame: Any, where: str) -> Verdict:
-    """What writing a frame has come to; it raises only what others would meet there, too."""
+    """Return the verdict on writing a frame; raises only what other frames would meet, too."""
     try:
         return work()
     except Exception as error:
@@ -434,20 +434,20 @@ def judged(work: Callable[[], Result], frame: Any, where: str) -> Verdict:
 
 
 def is_to_blame(error: Exception) -> bool:
-    """Whether what is written is wrong, and not the claim, the place or the tables of ours."""
+    """Whether what is written is at fault, and not the claim, the place or our tables."""
     import sqlite3
 
     import psycopg
 
     if isinstance(error, OSError):
-        return error.errno is None  # it isn't the system's
+        return error.errno is None  # not a system error
     if error.__cause__ is not None and is_outage(error.__cause__):
-        return False  # of our tables, told in a line
+        return False  # our tables' error, reported in a line
     return not isinstance(error, (*_BLAMELESS, psycopg.Error, sqlite3.Error))
 
 
 def fault(error: Exception, frame: Any, where: str) -> DataflowError:
-    """The verdict on a frame that can't be written: which column it is about, and why."""
+    """Return the verdict on a frame that can't be written: which column, and why."""
     cause = error.__context__ if isinstance(error, WrongUse) else error
     if isinstance(error, DataflowError) and not isinstance(cause, UnicodeError):
         return error
@@ -461,11 +461,11 @@ def fault(error: Exception, frame: Any, where: str) -> DataflowError:
 
 
 def column_to_blame(error: BaseException, frame: Any) -> str:
-    """What is odd about the first column that can have made such an error; or nothing."""
+    """Return what is odd about the first column that can cause such an error, or ""."""
     names = [str(name) for name in frame.columns]
     for at, name in enumerate(names):
         if oddity := _odd(name, error):
-            return f"column {name!r} is called by {oddity}"
+            return f"the name of column {name!r} is {oddity}"
         if names.count(name) > 1:
             return f"two columns are called {name!r}"
         column = frame.iloc[:, at]
@@ -477,19 +477,21 @@ def column_to_blame(error: BaseException, frame: Any) -> str:
 
 
 def _odd(value: Any, error: BaseException) -> str:
-    """What is odd about a value, or about one in it, and makes such errors; or nothing."""
+    """Return what is odd about a value, or a value in it, that can cause such an error, or ""."""
     if isinstance(value, str):
         return (
-            "a text that isn't Unicode" if isinstance(error, UnicodeError) and _half(value) else ""
+            "a string that isn't Unicode"
+            if isinstance(error, UnicodeError) and _half(value)
+            else ""
         )
     if isinstance(error, OverflowError) and isinstance(value, int):
-        return "" if -(2**63) <= value < 2**63 else "a whole number of more than 64 bits"
+        return "" if -(2**63) <= value < 2**63 else "an integer of more than 64 bits"
     if isinstance(value, dict):
         if not isinstance(error, UnicodeError | OverflowError):
             if not value:
                 return "an empty dict"
             if not all(isinstance(key, str) for key in value):
-                return "a dict with a key that is no text"
+                return "a dict with a key that isn't a string"
         inner = [*value, *value.values()]
     elif isinstance(value, list | tuple | set | frozenset):
         inner = list(value)
@@ -516,20 +518,20 @@ class DatasetRow(NamedTuple):
     encrypted: str | None
 
     def value(self, column: str) -> str:
-        """A column's value; nothing if there is none, or no such column yet."""
+        """Return a column's value; "" if it has none, or the table lacks the column."""
         return self.columns.get(column) or ""
 
     def password(self, environ: Mapping[str, str] = os.environ) -> str | None:
-        """The password, decrypted now."""
+        """Return the password, decrypted now."""
         from ..config.credentials import password_of
 
         return password_of(self.datasetid, self.encrypted, environ)
 
 
 def registered(store: Store, datasetid: str, root: Path) -> DatasetRow | None:
-    """The row that a dataset is registered with; a relative place of it is in the folder `root`.
+    """Return the row that a dataset is registered with; relative places start at `root`.
 
-    So whoever runs a pipeline, from wherever, reads and writes the same files.
+    So everybody who runs a pipeline, from any folder, reads and writes the same files.
     """
     rows = store.db.fetch_records("state.dataset", datasetid=datasetid)
     if not rows:
@@ -545,11 +547,11 @@ def registered(store: Store, datasetid: str, root: Path) -> DatasetRow | None:
 
 
 def write_mode(row: DatasetRow | None) -> str:
-    """`append` or `replace`, if the dataset's row says so; else nothing."""
+    """Return `append` or `replace`, if the dataset's row says so; else ""."""
     mode = row.value("writemode").lower() if row else ""
     if row and mode not in ("", APPEND, REPLACE):
         raise Refused(
-            f"{row.datasetid!r} has the writemode {mode!r}: it is append or replace. "
+            f"{row.datasetid!r} has the writemode {mode!r}, but it must be append or replace. "
             f"Run: odf dataset add {typed(row.datasetid)} --writemode append",
             code="INVALID_LOCATION",
         )

@@ -1,6 +1,6 @@
 """The loop of items: claim, decode, transform, record, publish, settle.
 
-Items come from the queue (`worker.py`) or from a file (`--stream FILE`): each is a `Feeder` of
+Items come from the queue (`worker.py`) or from a file (`--stream FILE`): each is a `Feeder` for
 this one loop.
 """
 
@@ -62,7 +62,7 @@ class ItemResult(NamedTuple):
 
 
 class Feeder:
-    """Where items come from; and what differs by that when they are run, published and settled."""
+    """Where items come from, and how that changes running, publishing and settling them."""
 
     chained = False
     """Whether an item's result is the first frame of the next: then only the last is published."""
@@ -86,39 +86,40 @@ class Feeder:
         raise NotImplementedError
 
     def decode(self, claims: Sequence[Claim]) -> Mapping[str, Any]:
-        """The items by dataid; one that is missing has no payload."""
+        """Return the items by dataid; one that is missing has no payload."""
         raise NotImplementedError
 
     def sources(self, claims: Sequence[Claim]) -> Sequence[Source]:
-        """The pipeline's sources, opened for a batch."""
+        """Return the pipeline's sources, opened for a batch."""
         raise NotImplementedError
 
     def after_transform(self, results: Sequence[ItemResult], seconds: float) -> None:
-        """Note how the transformations of a batch ended, before anything is published."""
+        """Record how the transformations of a batch ended, before anything is published."""
 
     def stopping(self) -> str | None:
-        """Why nothing more may be published, if something says so."""
+        """Return why nothing more may be published, if there is a reason."""
 
     def publish(self, results: Sequence[ItemResult]) -> Mapping[Claim, Verdict]:
-        """Publish good results; an item without a verdict isn't this worker's any more."""
+        """Publish good results; an item without a verdict belongs to another worker now."""
         raise NotImplementedError
 
     def report_failure(self, claim: Claim, reason: str) -> None:
-        """Tell that an item was settled as failed."""
+        """Report an item that was settled as failed."""
 
     def raise_if_engine_died(self, why: str) -> None:
-        """Raise `EngineGone` if a failure may be Spark's end, and no item's fault."""
+        """Raise `EngineGone` if Spark's end may have caused a failure, and not an item."""
 
     def raise_if_blameless(self, error: Exception, *, publishing: bool) -> None:
         """Raise the error of a whole batch, unless one of its items may have caused it.
 
-        If it returns, the items are tried one by one, so that one fails alone. Chained items can't
+        If this returns, the items are tried one by one, so that one fails alone. Chained items
+        can't
         be: each needs the result of the one before.
         """
         raise error
 
     def interruption(self, error: BaseException) -> Stop | None:
-        """Why a batch was interrupted, if `error` means that."""
+        """Return why a batch was interrupted, if `error` is an interruption."""
         raise NotImplementedError
 
     def give_up(self, error: BaseException, claims: Sequence[Claim]) -> None:
@@ -142,12 +143,12 @@ class ItemLoop:
         """Why items were interrupted, if they were."""
 
     def run_batch(self) -> int:
-        """Claim the next batch and work on it; the number of items, 0 if they were given back."""
+        """Claim the next batch and process it; return the number of items, 0 if given back."""
         claims = self.feeder.claim()
         return self.work(claims) if claims else 0
 
     def work(self, claims: Sequence[Claim]) -> int:
-        """Transform, publish and settle claimed items; their number, 0 if they were given back.
+        """Transform, publish and settle claimed items; return their number, 0 if given back.
 
         An interruption settles what is left as interrupted; any other error is the feeder's.
         """
@@ -185,7 +186,7 @@ class ItemLoop:
             if claim.dataid not in items
         ]
         sources = feeder.sources(with_payload) if with_payload else ()
-        # Only now: opening the sources may start Spark, which is no transformation's time.
+        # Only now: opening the sources may start Spark, which isn't a transformation's time.
         began, clock = self.store.now(), time.monotonic()
         if with_payload:
             ran = self._transform(with_payload, items, sources)
@@ -199,7 +200,7 @@ class ItemLoop:
     def _transform(
         self, claims: Sequence[Claim], items: Mapping[str, Any], sources: Sequence[Source]
     ) -> list[ItemResult]:
-        """Run all items by one task; if that fails as a whole, one by one."""
+        """Run all items in one task; if that fails as a whole, one by one."""
         feeder = self.feeder
         try:
             ran = feeder.engine.run_items(
@@ -208,7 +209,7 @@ class ItemLoop:
                 sources,
                 [items[claim.dataid] for claim in claims],
                 chained=feeder.chained,
-                # Of chained items, all have the limit of one chunk: they are one task.
+                # Chained items share the limit of one chunk: they are one task.
                 limit=None if feeder.chained else claims[0].time_limit,
             )
         except Exception as error:
@@ -301,7 +302,7 @@ class ItemLoop:
 
 
 def pages(rows: Sequence[T]) -> Iterator[Sequence[T]]:
-    """As many rows at a time as one statement writes."""
+    """Yield as many rows at a time as one statement writes."""
     return (rows[start : start + PAGE_ROWS] for start in range(0, len(rows), PAGE_ROWS))
 
 
@@ -311,7 +312,7 @@ def _why_no_payload(store: Store, claim: Claim) -> str:
 
 
 def _failed(claim: Claim, pipeline: Pipeline, error: Exception) -> ItemResult:
-    """The result of an item that ended the task that ran it."""
+    """Return the result of an item that crashed its task."""
     reason = str(error) if isinstance(error, TransformationError) else reason_of(error)
     printed, trace = getattr(error, "printed", ""), getattr(error, "trace", "")
     step = StepRan(pipeline.transformations[0], reason, printed, trace, None, 0)
@@ -320,7 +321,7 @@ def _failed(claim: Claim, pipeline: Pipeline, error: Exception) -> ItemResult:
 
 # Items from a file: `odf pipeline run --stream FILE` runs each row of a CSV file as an item. The
 # sources are read once, and the result of one item is the first frame of the next: the last frame
-# holds them all. It is published before any of them is READY.
+# has the rows of all. It is published before any of them is READY.
 
 
 def run_file(runner: PipelineRunner, file: Path) -> Outcome:
@@ -335,7 +336,7 @@ def run_file(runner: PipelineRunner, file: Path) -> Outcome:
         )
     items = read_items(file)
     if not items:
-        runner.tell(f"{printable(str(file))} has no rows: there is nothing to run")
+        runner.tell(f"{printable(str(file))} has no rows: nothing to run")
         return Outcome(0)
     work.refuse_loss()
     with Scripts() as scripts:
@@ -355,7 +356,7 @@ def run_file(runner: PipelineRunner, file: Path) -> Outcome:
 def _run(
     loop: ItemLoop, claims: Sequence[Claim], runner: PipelineRunner, scripts: Scripts
 ) -> Outcome:
-    """Run all items as one batch; how they ended."""
+    """Run all items as one batch; return how they ended."""
     try:
         loop.work(claims)
     except BaseException as error:
@@ -376,7 +377,7 @@ class FileItems(Feeder):
     """All items of a file as one batch: the last frame is published like that of a run."""
 
     chained = True
-    may_retry = False  # the frame that is published holds the items after it already
+    may_retry = False  # the published frame already includes the items after it
 
     def __init__(
         self,
@@ -418,7 +419,7 @@ class FileItems(Feeder):
         for result in results:
             if result.ran and not result.ok:
                 reason = self._reasons[result.claim] = reason_of_item(result.ran)
-                self.say(f"Item {result.claim.dataid} has failed: {printable(reason)}")
+                self.say(f"Item {result.claim.dataid} failed: {printable(reason)}")
 
     def publish(self, results: Sequence[ItemResult]) -> Mapping[Claim, Verdict]:
         """Publish the last good frame, which holds the rows of all."""
@@ -446,7 +447,7 @@ class FileItems(Feeder):
         return self._runner.interruption(error) if is_interrupted else None
 
     def give_up(self, error: BaseException, claims: Sequence[Claim]) -> None:
-        """Fail what isn't settled: nothing of it was published."""
+        """Fail what isn't settled: none of it was published."""
         reason = reason_of(error)
         self.say(f"Reason: {printable(reason)}")
         for claim in claims:
@@ -467,7 +468,7 @@ class FileItems(Feeder):
 
 
 def _rows_of(result: ItemResult) -> int | None:
-    """The rows of the frame after an item."""
+    """Return the number of rows of the frame after an item."""
     return result.ran.steps[-1].rows if result.ran and result.ran.steps else None
 
 
@@ -488,12 +489,14 @@ def read_items(file: Path) -> list[dict[str, Any]]:
     for number, row in enumerate(rows, 1):
         for name, value in row.items():
             if isinstance(value, float) and math.isinf(value):
-                raise WrongUse(f"{shown}: {name!r} of row {number} is infinite, which no item is.")
+                raise WrongUse(
+                    f"{shown}: {name!r} of row {number} is infinite, which an item can't be."
+                )
     return [{str(name): value for name, value in row.items()} for row in rows]
 
 
 def claim_new_items(store: Store, jobid: str, payloads: Sequence[str], owner: str) -> list[Claim]:
-    """Add items as chunks of a job that are RUNNING already: nobody else can claim them."""
+    """Add items as chunks of a job that are already RUNNING: nobody else can claim them."""
     db = store.db
     numbers, _ = db.insist(lambda: generations(store, len(payloads)))
 
@@ -505,7 +508,7 @@ def claim_new_items(store: Store, jobid: str, payloads: Sequence[str], owner: st
                 for number in numbers
             ]
             if db.run("items.is_accepted", jobid=jobid, dataid=claims[0].dataid):
-                return claims  # the connection was lost after the commit
+                return claims  # the connection broke after the commit
             store.refuse_unclaimable(now=True)
             outputs = store.read_plan(jobid).outputs
             for page, texts in zip(pages(claims), pages(payloads), strict=True):

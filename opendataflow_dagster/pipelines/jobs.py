@@ -17,11 +17,11 @@ from .project import Pipeline, Project, ProjectError
 from .transformation import takes_stream
 
 MARK = "project"
-"""The item of a job that names the project whose pipeline it is."""
+"""The item of a job that names the project of its pipeline."""
 
 
 def output_of(pipeline: Pipeline) -> str:
-    """The dataset that a pipeline writes."""
+    """Return the dataset that a pipeline writes."""
     return pipeline.destination or pipeline.slug
 
 
@@ -31,18 +31,18 @@ class Known(NamedTuple):
     jobs: Mapping[str, Plan] = MappingProxyType({})
     """The jobs that aren't pipelines of the project."""
     placed: Collection[str] = ()
-    """What is registered with a place."""
+    """The datasets that are registered with a place."""
     written: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     """Pipeline → what it writes, if it is a job already."""
 
     @property
     def used(self) -> set[str]:
-        """What is registered with a place, or read by other jobs."""
+        """The datasets that are registered with a place, or read by other jobs."""
         return {*self.placed, *(source for plan in self.jobs.values() for source in plan.reads)}
 
     @property
     def produced(self) -> set[str]:
-        """What other jobs write."""
+        """The datasets that other jobs write."""
         return {output for plan in self.jobs.values() for output in plan.outputs}
 
 
@@ -50,18 +50,18 @@ _NOTHING = Known()
 
 
 def known_from(jobs: Mapping[str, Plan], placed: Collection[str], own: Collection[str]) -> Known:
-    """What is registered around a project whose pipelines are its `own` jobs."""
+    """Return what is registered around a project whose pipelines are its `own` jobs."""
     others = {jobid: plan for jobid, plan in jobs.items() if jobid not in own}
     return Known(others, placed, {slug: jobs[slug].outputs for slug in own if slug in jobs})
 
 
 def plans_of(project: Project, known: Known = _NOTHING) -> dict[str, Plan]:
-    """What each pipeline waits for and writes.
+    """Return what each pipeline waits for and writes.
 
-    A source that somebody produces is an input, except for one that is made from what the pipeline
-    itself writes, since each would wait for the other, and one that items are appended to. A run
-    reads the chunks of its own name: a pipeline waits for none of its inputs if their chunks are
-    named by different runs. All other sources are read as they stand.
+    A source that somebody produces is an input, with two exceptions: one produced from what the
+    pipeline itself writes, since each would wait for the other, and one that items are appended to.
+    A run reads the chunks of its own name: if the chunks of the inputs are named by different runs,
+    a pipeline waits for none of them. All other sources are read as they are.
     """
     dependencies = _Dependencies(project, known)
     plans = {}
@@ -108,7 +108,7 @@ class _Dependencies:
                 self._pipelines.add(jobid)
 
     def inputs(self, slug: str) -> tuple[str, ...]:
-        """The sources that a pipeline or job waits for."""
+        """Return the sources that a pipeline or job waits for."""
         if slug not in self._inputs:
             sources = sorted(source for source in self._reads[slug] if self._may_wait(slug, source))
             namings = {frozenset(self._named_by(source)) for source in sources}
@@ -124,7 +124,7 @@ class _Dependencies:
         )
 
     def _is_made_from(self, source: str, slug: str) -> bool:
-        """Whether a pipeline takes part in making a source, directly or through others."""
+        """Whether a pipeline contributes to a source, directly or through others."""
         seen: set[str] = set()
         todo = [source]
         while todo:
@@ -136,7 +136,7 @@ class _Dependencies:
         return False
 
     def _named_by(self, dataset: str) -> set[str]:
-        """The pipelines whose runs name the chunks of a dataset; "" if people do."""
+        """Return the pipelines whose runs name the chunks of a dataset; "" if people do."""
         names: set[str] = set()
         seen: set[str] = set()
         todo = [dataset]
@@ -154,9 +154,9 @@ class _Dependencies:
 
 
 def is_read(project: Project, plans: Mapping[str, Plan], slug: str) -> bool:
-    """Whether the chunks of what a pipeline writes are read one by one.
+    """Whether the chunks that a pipeline writes are read one by one.
 
-    Another pipeline waits for them, or reads what several pipelines write.
+    That is so if another pipeline waits for them, or reads what several pipelines write.
     """
     plan = plans[slug]
     [output] = plan.outputs
@@ -166,13 +166,13 @@ def is_read(project: Project, plans: Mapping[str, Plan], slug: str) -> bool:
 
 
 def makers_of(project: Project, source: str) -> list[str]:
-    """The pipelines that write what others read as `source`."""
+    """Return the pipelines that write what others read as `source`."""
     declared = {pipeline.slug: output_of(pipeline) for pipeline in project.pipelines}
     return sorted(_writers(project, declared).get(source, ()))
 
 
 def in_order(project: Project) -> list[Pipeline]:
-    """The pipelines, each after those that write its sources; in a circle, as they are declared."""
+    """Sort pipelines after those that write their sources; within a cycle, as declared."""
     by_slug = {pipeline.slug: pipeline for pipeline in project.pipelines}
     ordered: dict[str, Pipeline] = {}
     visited: set[str] = set()
@@ -191,17 +191,17 @@ def in_order(project: Project) -> list[Pipeline]:
 
 
 def takes_items(project: Project, pipeline: Pipeline) -> bool:
-    """Whether a transformation of a pipeline has a parameter `stream`; none of them is run."""
+    """Whether a transformation of a pipeline has a parameter `stream`; no file is executed."""
     return any(takes_stream(file, project.root) for file in _files(project, pipeline))
 
 
 def why_no_items(project: Project, pipeline: Pipeline) -> str:
-    """Why a pipeline takes no items, and what would have it take some."""
+    """Return why a pipeline takes no items, and how to change that."""
     for file in _files(project, pipeline):
         if file.is_file() and takes_stream(file, project.root) is None:
             return (
-                f"how `run` is defined in {file.relative_to(project.root)} can't be read without "
-                "running it. Write `def run(df, stream=None)` in the file"
+                f"{file.relative_to(project.root)} would have to be executed to find its `run`. "
+                "Write `def run(df, stream=None)` in the file"
             )
     return "none of its transformations has a parameter `stream`. Add it as the last one of `run`"
 
@@ -211,10 +211,10 @@ def _files(project: Project, pipeline: Pipeline) -> list[Path]:
 
 
 def register(store: Store, project: Project, slug: str | None = None) -> dict[str, Plan]:
-    """Register the pipelines of a project as jobs, or only `slug`; the plans of all.
+    """Register the pipelines of a project as jobs, or only `slug`; return the plans of all.
 
-    What is registered already is neither written nor locked. A pipeline whose declaration is wrong
-    is left out; if it is `slug`, that is raised.
+    What is registered already is neither written nor locked. A pipeline with an invalid declaration
+    is left out, except `slug`: its error is raised.
     """
     wanted = project.pipelines if slug is None else (project.pipeline(slug),)
     if slug is not None and wanted[0].trouble:
@@ -232,7 +232,7 @@ def register(store: Store, project: Project, slug: str | None = None) -> dict[st
 
 
 def known_of(store: Store, own: Collection[str]) -> Known:
-    """What the tables have around a project whose pipelines are its `own` jobs."""
+    """Return what the tables have around a project whose pipelines are its `own` jobs."""
     rows, _ = store.db.insist(lambda: datasets(store))
     placed = {row["datasetid"] for row in rows if is_placed(row)}
     return known_from(read_jobs(store), placed, own)
@@ -266,11 +266,11 @@ def _register(store: Store, project: Project, plan: Plan, plans: Mapping[str, Pl
 
 def _another(project: Project, registered: Plan, owner: str | None) -> Refused:
     reads = f"reads {', '.join(registered.inputs)} and " if registered.inputs else ""
-    whose = f"of the project {owner!r}" if owner else "of another kind"
+    whose = f"of project {owner!r}" if owner else "that isn't a pipeline"
     return Refused(
         printable(
-            f"Pipeline {registered.jobid!r} of {project.name!r} can't be a job: there is one "
-            f"{whose} by that name, which {reads}writes "
+            f"Pipeline {registered.jobid!r} of {project.name!r} can't be a job: a job "
+            f"{whose} has that name; it {reads}writes "
             f"{', '.join(registered.outputs) or 'nothing'}. Give the pipeline another slug; "
             f"`odf job list {typed(registered.jobid)}` shows that job."
         ),
@@ -279,9 +279,10 @@ def _another(project: Project, registered: Plan, owner: str | None) -> Refused:
 
 
 def _written(project: Project, known: Known) -> dict[str, str]:
-    """What each pipeline writes: its destination, unless several have that and nobody else.
+    """Return what each pipeline writes: its destination, unless several share it and nobody else.
 
-    They have a file each then, in `output/`, and so a dataset each. What has run stays what it is.
+    Then each has its own file in `output/`, and its own dataset. A pipeline that has run keeps its
+    own.
     """
     declared = {pipeline.slug: output_of(pipeline) for pipeline in project.pipelines}
     shared = Counter(declared.values())
@@ -297,10 +298,10 @@ def _written(project: Project, known: Known) -> dict[str, str]:
 
 
 def _writers(project: Project, written: Mapping[str, str]) -> dict[str, set[str]]:
-    """Which pipelines write a dataset that others may wait for."""
+    """Return which pipelines write a dataset that others may wait for."""
     writers: dict[str, set[str]] = {}
     for pipeline in project.pipelines:
-        # A file in sources/ is older than the habit of calling an output like its pipeline.
+        # A file in sources/ is older than the convention of naming an output like its pipeline.
         if pipeline.destination or not os.path.isfile(project.source_file(pipeline.slug)):
             writers.setdefault(written[pipeline.slug], set()).add(pipeline.slug)
     return writers

@@ -1,4 +1,4 @@
-"""A project folder: its `project.yml`, read as it stands."""
+"""A project folder, described by its `project.yml`."""
 
 import json
 from collections.abc import Mapping
@@ -14,16 +14,16 @@ from ..util.text import did_you_mean
 
 FILE = PROJECT
 SPARK_ENGINE, LOCAL = ENGINES = "spark", "local"
-"""What runs a project's transformations: Spark, or those of pandas a process without Java."""
+"""What runs a project's transformations: Spark, or for pandas, processes without Java."""
 
 WORK_FOLDER = ".dataflow/work"
-"""Where runs keep, within a project, what is on its way between their steps."""
+"""The folder within a project for frames on their way between the steps of a run."""
 
 INSTALL = "Run: pip install 'opendataflow-dagster[pipelines]'"
 
 
 class ProjectError(DataflowError):
-    """What a project says can't be understood; the message begins with the file and its line."""
+    """A project's declaration isn't valid; the message begins with the file and the line."""
 
 
 class Pipeline(NamedTuple):
@@ -34,7 +34,7 @@ class Pipeline(NamedTuple):
     destination: str | None
     transformations: tuple[str, ...]
     extra: Mapping[str, Any]
-    """The keys that we don't know, as they are."""
+    """Unknown keys, unchanged."""
     line: int
     trouble: str | None = None
     """What is wrong with its declaration: it can't run, but the others can."""
@@ -50,7 +50,7 @@ class Project(NamedTuple):
     engine: str = SPARK_ENGINE
 
     def pipeline(self, slug: str) -> Pipeline:
-        """The pipeline called `slug`, or Refused with the names that there are."""
+        """Return the pipeline called `slug`, or raise Refused with the known names."""
         for pipeline in self.pipelines:
             if pipeline.slug == slug:
                 return pipeline
@@ -62,7 +62,7 @@ class Project(NamedTuple):
         )
 
     def on(self, engine: str | None) -> "Project":
-        """The project with another engine, if one is given."""
+        """Return the project with another engine, if one is given."""
         return self._replace(engine=engine) if engine else self
 
     def transformation_file(self, slug: str, name: str) -> Path:
@@ -73,7 +73,7 @@ class Project(NamedTuple):
 
 
 def find_project(given: str | Path | None = None) -> Path:
-    """The folder of a project: `given`, else this folder or the nearest one above it."""
+    """Return the folder of a project: `given`, else this folder or the nearest one above it."""
     if given is not None:
         folder = Path(given)
         folder = folder.parent if folder.name == FILE else folder
@@ -90,17 +90,17 @@ def find_project(given: str | Path | None = None) -> Path:
 
 
 def nearest_project() -> Path | None:
-    """This folder, or the nearest one above it, that is a project."""
+    """Return this folder, or the nearest one above it, that is a project."""
     here = Path.cwd()
     return next((folder for folder in (here, *here.parents) if (folder / FILE).is_file()), None)
 
 
 def read_project(root: Path) -> Project:
-    """Read `root/project.yml`; what only one pipeline has wrong is that pipeline's `trouble`."""
+    """Read `root/project.yml`; errors of a single pipeline become its `trouble`."""
     try:
         import yaml
     except ModuleNotFoundError as error:
-        raise DataflowError(f"{FILE} is read with PyYAML, which is missing. {INSTALL}") from error
+        raise DataflowError(f"Reading {FILE} needs PyYAML, which is missing. {INSTALL}") from error
 
     root = root.resolve()
     file = root / FILE
@@ -134,7 +134,7 @@ def read_project(root: Path) -> Project:
     engine = read.get("engine", SPARK_ENGINE)
     if engine not in ENGINES:
         line = _line_of_key(node, "engine") or 1
-        raise ProjectError(f"{_at(file, line)}: `engine` is spark or local, not {engine!r}.")
+        raise ProjectError(f"{_at(file, line)}: `engine` must be spark or local, not {engine!r}.")
     known = ("name", "pipelines", "engine")
     extra = {key: value for key, value in read.items() if key not in known}
     name = read.get("name")
@@ -163,7 +163,7 @@ def _pipeline(declared: Any, file: Path, line: int, lines: Mapping[str, int]) ->
         read = [_name(value, suffix, path=path) for value in given]
         for value, name in zip(given, read, strict=True):
             if name is None:
-                wrong(key, f"{value!r} isn't the plain name of one of the {key}.")
+                wrong(key, f"{value!r} isn't a valid name in {key}.")
         return tuple(name for name in read if name is not None)
 
     sources = names("sources", ".csv", path=True)
@@ -172,7 +172,7 @@ def _pipeline(declared: Any, file: Path, line: int, lines: Mapping[str, int]) ->
         wrong("transformations", f"pipeline {slug!r} has no `transformations`.")
     destination = declared.get("destination")
     if isinstance(destination, list):
-        wrong("destination", "`destination` is a list, but a pipeline has one. Write one name.")
+        wrong("destination", "`destination` is a list, but must be one name.")
         destination = None
     elif destination is not None and _name(destination, path=True) is None:
         wrong("destination", f"`destination` must be a name, not {destination!r}.")
@@ -191,7 +191,7 @@ def _pipeline(declared: Any, file: Path, line: int, lines: Mapping[str, int]) ->
 
 
 def _name(given: Any, suffix: str = "", *, path: bool = False) -> str | None:
-    """A name without its suffix; None if it isn't one, or would lead out of its folder."""
+    """Return a name without its suffix; None if it isn't one, or would lead out of its folder."""
     if isinstance(given, bool) or not isinstance(given, str | int):
         return None
     name = str(given).removesuffix(suffix)
@@ -210,8 +210,8 @@ def _line_of_key(node: Any, key: str) -> int | None:
 
 
 def _lines_of(node: Any, key: str) -> list[tuple[int, dict[str, int]]]:
-    """Of each object of the list at `key`: its line, and the lines of its keys."""
-    # The last one counts if a key stands twice, as in what YAML makes of it.
+    """Return the line of each object of the list at `key`, and the lines of its keys."""
+    # If a key is repeated, the last one counts, as in YAML.
     listed = [value for k, value in node.value if k.value == key][-1]
     return [
         (
@@ -228,14 +228,14 @@ def _lines_of(node: Any, key: str) -> list[tuple[int, dict[str, int]]]:
 
 
 def project_settings(root: Path, config: str | None = None) -> Settings:
-    """The settings for a project, from whichever folder its commands are typed."""
+    """Return the settings for a project, whatever folder its commands are typed in."""
     return load_settings(config, home=root)
 
 
 def open_project(settings: Settings) -> Store:
-    """The store of a project; in the embedded default the tables are made, or upgraded, if need be.
+    """Return a project's store; for the embedded default, create or upgrade its tables if needed.
 
-    Elsewhere they are other people's too, so that it takes an `odf init`.
+    Elsewhere the tables are shared with other people, so that takes an `odf init`.
     """
     store = open_from(settings)
     if settings.origin == BUILT_IN:
@@ -253,12 +253,12 @@ TEMPLATE = Path(__file__).parent / "new_project"
 
 
 def new_project(folder: Path) -> list[Path]:
-    """Make `folder` a project, and return its files; a folder that holds anything is refused."""
+    """Turn `folder` into a project, and return its files; a folder with content is refused."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise WrongUse(f"{str(folder)!r} is a file. Name a folder that doesn't exist yet.")
     if folder.is_dir() and any(folder.iterdir()):
         raise WrongUse(f"{str(folder)!r} isn't empty. Name a folder that doesn't exist yet.")
-    # JSON's texts are YAML's, whatever the folder is called.
+    # A JSON string is valid YAML, whatever the folder's name.
     texts = {
         path.relative_to(TEMPLATE): path.read_text(encoding="utf-8").replace(
             '"PROJECT"', json.dumps(folder.resolve().name)

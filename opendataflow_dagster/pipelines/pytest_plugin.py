@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="DIR",
-        help="Validate the transformations of DIR/project.yml too, as tests; may be given again.",
+        help="Also run the transformations of DIR/project.yml as tests; may be repeated.",
     )
 
 
@@ -37,14 +37,14 @@ def pytest_configure(config: pytest.Config) -> None:
         except DataflowError as error:
             raise pytest.UsageError(str(error)) from None
     words = [word.partition("::")[0] for word in config.args]
-    # Not by the session's initial paths: pytest drops one that lies in another.
+    # Not by the session's initial paths: pytest drops a path inside another one.
     config.stash[NAMED] = {
         (config.invocation_params.dir / word).resolve() for word in words if word.endswith(FILE)
     }
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> "ProjectFile | None":
-    # Other tools have files of this name: only one that was named is ours.
+    # Other tools have files of this name: only a file named on the command line is ours.
     if file_path.name == FILE and file_path.resolve() in parent.config.stash[NAMED]:
         return ProjectFile.from_parent(parent, path=file_path)
     return None
@@ -71,7 +71,7 @@ class ProjectFile(pytest.File):
 
 
 class PipelineNode(pytest.Collector):
-    """One of its pipelines."""
+    """One of the project's pipelines."""
 
     def __init__(self, *, project: "Project", pipeline: "Pipeline", **other: Any) -> None:
         super().__init__(**other)
@@ -91,11 +91,11 @@ class PipelineNode(pytest.Collector):
 
 
 class Failed(Exception):
-    """A transformation doesn't do what its file expects."""
+    """A transformation's output differs from its file's expectation."""
 
 
 class TransformationItem(pytest.Item):
-    """One transformation on its expected inputs."""
+    """One transformation, run on its expected inputs."""
 
     def __init__(
         self, *, project: "Project", pipeline: "Pipeline", transformation: str | None, **other: Any

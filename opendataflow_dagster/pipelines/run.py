@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SIGNALED = 128
-"""Exit codes from here on are those of a run that a signal has stopped."""
+"""Exit codes from here on mean that a signal stopped the run."""
 
 
 def run_pipeline(
@@ -46,8 +46,9 @@ def run_pipeline(
 ) -> Outcome:
     """Run a pipeline for its next chunk, or with `all_chunks` until nothing is left.
 
-    With a `stream_file`, for each row of that CSV file as an item. Without `begins`, only what
-    waits is run. Without a `session`, one is started with the first transformation, and ended.
+    With a `stream_file`, run it for each row of that CSV file as an item. Without `begins`, run
+    only what waits. Without a `session`, one starts with the first transformation, and ends at the
+    end.
     """
     with ExitStack() as stack:
         if session is None:
@@ -83,8 +84,8 @@ def run_project(
 ) -> Iterator[tuple[str, Outcome]]:
     """Run all pipelines of a project until nothing is left, each after those that it reads.
 
-    One whose source couldn't be made isn't run. Of one that takes items, those that wait are made.
-    A signal ends it all.
+    A pipeline is skipped if one of its sources couldn't be produced. If it takes items, the waiting
+    ones are processed. A signal ends everything.
     """
     broken: list[str] = []
     with ExitStack() as stack:
@@ -95,7 +96,7 @@ def run_project(
             makers = {maker for source in pipeline.sources for maker in makers_of(project, source)}
             try:
                 if above := next((slug for slug in broken if slug in makers), None):
-                    raise TransformationError(f"not run, since pipeline {above!r} has failed.")
+                    raise TransformationError(f"not run, because pipeline {above!r} failed.")
                 outcome = run_pipeline(
                     store,
                     project,
@@ -120,7 +121,7 @@ def run_project(
 
 
 def refuse_impossible(settings: Settings, project: Project) -> None:
-    """Refuse to begin where the transformations can't run: by what is installed, or configured."""
+    """Refuse to begin where transformations can't run, given what is installed and configured."""
     if project.engine == LOCAL:
         for module in ("pandas", "pyarrow"):
             need(module, "pipelines")
@@ -134,15 +135,15 @@ def refuse_impossible(settings: Settings, project: Project) -> None:
 
 
 def refuse_master(settings: Settings) -> None:
-    """Refuse the engine local where Spark is set to run elsewhere: one of them isn't meant."""
+    """Refuse the local engine if Spark is set to run elsewhere: one of the two is a mistake."""
     from ..spark.settings import MASTER, REMOTE, given_conf, is_local, public
 
     given = given_conf(settings, None)
     for key in (REMOTE, MASTER):
         if (address := given.get(key)) and (key == REMOTE or not is_local(address)):
             raise WrongUse(
-                f"{key} is {public(address)}, and the engine local runs transformations on this "
-                f"machine, without Spark. Take {key} away, or `engine: local` or --engine local."
+                f"{key} is {public(address)}, but the local engine runs transformations on this "
+                f"machine, without Spark. Remove {key}, or `engine: local` or --engine local."
             )
 
 
@@ -152,8 +153,8 @@ def engine_ready(
 ) -> Iterator[Callable[[], "SparkSession"]]:
     """Get ready to run transformations, and clean up after use.
 
-    What it yields starts a session of Spark when it is first called; the engine local never calls
-    it, and has a process that loads pandas meanwhile.
+    The yielded function starts a Spark session when it is first called; the local engine never
+    calls it, and has a process that loads pandas meanwhile.
     """
     from ..spark.session import let_go, spark_session
 
@@ -192,7 +193,7 @@ def check(store: Store, project: Project, pipeline: Pipeline, plan: Plan) -> Non
 
 
 def _refuse_place(store: Store, project: Project, slug: str) -> None:
-    """Refuse a place that only Spark writes and reads."""
+    """Refuse a place that only Spark can read and write."""
     row = registered(store, slug, project.root)
     where = None if row is None else resolve(slug, row.columns)
     if isinstance(where, ObjectStore):
@@ -204,7 +205,7 @@ def _refuse_place(store: Store, project: Project, slug: str) -> None:
     else:
         return
     raise Refused(
-        f"{slug!r} is in {what}, which is written and read by Spark only, and the engine is local. "
-        f"Take `engine: local` or --engine local away, or register {slug!r} with another place.",
+        f"{slug!r} is in {what}, which only Spark can read and write, but the engine is local. "
+        f"Remove `engine: local` or --engine local, or register {slug!r} with another place.",
         code="INVALID_LOCATION",
     )

@@ -42,7 +42,7 @@ CLEANED = "its payload was cleaned away: post the item again"
 
 
 MAX_CLAIM_TRIES = 50
-"""How often another process may claim a new run before this one does."""
+"""How often another process may claim a new run before this one gives up."""
 
 
 class StepRunner:
@@ -61,7 +61,7 @@ class StepRunner:
         self.say = say
 
     def item(self) -> str | None:
-        """The JSON text that the chunk is for, if it is an item."""
+        """The JSON of the chunk's item, if it is one."""
         chunk = self.claim.jobid, [self.claim.dataid]
         texts = payloads(self.store, *chunk)
         if not texts and cleaned_away(self.store, *chunk):
@@ -69,9 +69,9 @@ class StepRunner:
         return texts.get(self.claim.dataid)
 
     def run(self, sources: Sequence[Source]) -> Any:
-        """What the last transformation returns; the first frame goes from one to the next."""
+        """Return the last transformation's result; each gets its predecessor's result first."""
         names = self.pipeline.transformations
-        # The first source is the first step's alone, where the frame is that goes through them.
+        # Only the first step reads the first source; later ones get the previous result instead.
         shelves = [InMemory(again=bool(at) and len(names) > 1) for at in range(len(sources))]
         frames: list[Any] = [Once(*pair) for pair in zip(sources, shelves, strict=True)]
         try:
@@ -83,7 +83,7 @@ class StepRunner:
         return frames[0]
 
     def run_item(self, sources: Sequence[Source], item: str) -> Any:
-        """The same for one item, on sources of its own."""
+        """Do the same for one item, on its own copies of the sources."""
         began = self.store.now()
         names = self.pipeline.transformations
         with failing():
@@ -133,10 +133,10 @@ class StepRunner:
             say_printed(self.say, name, error.printed, error.trace)
             ended(FAILED, reason=str(error), stdout=error.printed, traceback=error.trace)
             raise ChunkFailed(f"{name}: {error}") from error
-        except SessionError as error:  # no chunk is to blame
+        except SessionError as error:  # not the fault of any chunk
             ended(FAILED, reason=str(error), stdout=printed)
             raise
-        except DataflowError as error:  # of a source: it is read when it is needed
+        except DataflowError as error:  # a source's: sources are read on demand
             ended(FAILED, reason=with_code(error), stdout=printed)
             raise ChunkFailed(with_code(error)) from error
         except BaseException as error:
@@ -152,7 +152,7 @@ class StepRunner:
 
 
 def steps_of(claim: Claim, ran: ItemRan, began: float) -> list[Step]:
-    """The history of an item whose transformations began at a moment of the database's clock."""
+    """The history of an item whose transformations began at a time of the database's clock."""
     history = []
     for number, step in enumerate(ran.steps, 1):
         ended = began + step.seconds
@@ -177,7 +177,7 @@ def steps_of(claim: Claim, ran: ItemRan, began: float) -> list[Step]:
 
 
 def reason_of_item(ran: ItemRan) -> str:
-    """Why an item failed: the transformation, and its error in a line."""
+    """Return why an item failed: the transformation, and its error in a line."""
     for step in ran.steps:
         if not step.ok:
             return f"{step.transformation}: {step.reason}"
@@ -185,7 +185,7 @@ def reason_of_item(ran: ItemRan) -> str:
 
 
 def say_printed(say: Say, name: str, printed: str, trace: str = "") -> None:
-    """Say what a transformation printed, and its traceback."""
+    """Report what a transformation printed, and its traceback."""
     if printed.strip():
         say(f"{printable(name)} printed:")
         for line in printed.strip("\n").splitlines():
@@ -198,13 +198,13 @@ def say_printed(say: Say, name: str, printed: str, trace: str = "") -> None:
 
 
 def code_of_pipeline(project: Project, pipeline: Pipeline) -> str | None:
-    """The version of the files of a pipeline's transformations."""
+    """Return the version of the files of a pipeline's transformations."""
     names = pipeline.transformations
     return code_of([str(project.transformation_file(pipeline.slug, name)) for name in names])
 
 
 class PipelineWork(Maker):
-    """Produces the chunks of one pipeline: what the last transformation returns is published."""
+    """Produces the chunks of one pipeline: publishes the result of its last transformation."""
 
     def __init__(
         self,
@@ -231,15 +231,15 @@ class PipelineWork(Maker):
         self._chunk: Chunk | None = None
         self._begun = 0.0
         self._frames: dict[int, tuple[Any, bool]] = {}
-        """By generation: what the last transformation returned, and whether it is an item's."""
+        """By generation: the last transformation's result, and whether it is an item's."""
 
     def begin(self, chunk: Chunk) -> None:
-        """Begin the work on a chunk, and start the session: no step is charged for that time."""
+        """Begin the work on a chunk, and start the session: its start counts for no step."""
         with failing(), self.engine.watched(self.pipeline.slug):
             self._chunk, self._begun = chunk, time.monotonic()
 
     def why_stop(self) -> str | None:
-        """Why the work on the current chunk has to end: its time limit, or a lost claim."""
+        """Return why the work on the current chunk has to end: its time limit, or a lost claim."""
         if (chunk := self._chunk) is None:
             return None
         limit = chunk.claim.time_limit
@@ -248,7 +248,7 @@ class PipelineWork(Maker):
         return None if chunk.alive() else "another worker that has its claim"
 
     def compute(self, chunk: Chunk) -> Result:
-        """Run the transformations of a chunk, and keep what the last one returned."""
+        """Run the transformations of a chunk, and keep the last one's result."""
         with working_on([chunk.claim]):
             self.begin(chunk)
             buffer = Buffer(self.project, self.pipeline.slug, chunk.generation)
@@ -265,7 +265,7 @@ class PipelineWork(Maker):
         return Result()
 
     def refuse_loss(self) -> None:
-        """Refuse a run that would overwrite what items have appended to a file."""
+        """Refuse a run that would overwrite what items appended to a file."""
         refuse_loss(self.project, self.pipeline, self.destination)
 
     def publish(self, chunk: Chunk) -> Result:
@@ -338,9 +338,7 @@ class PipelineRunner(MakerRunner[PipelineWork]):
             claimed = (claims, environment) if claims else None
         if claimed is None and not self._begun:
             obstacle = offer(self.store, self.jobid).obstacle
-            self.tell(
-                f"{self.jobid}: {printable(obstacle)}; `odf why {typed(self.jobid)}` tells more"
-            )
+            self.tell(f"{self.jobid}: {printable(obstacle)}; see `odf why {typed(self.jobid)}`")
             if obstacle == NOTHING_CLAIMABLE:
                 for line in unread(self.store, self.work.project, self.work.plan):
                     self.tell(line)
@@ -348,7 +346,7 @@ class PipelineRunner(MakerRunner[PipelineWork]):
         return claimed
 
     def _next(self, owner: str) -> list[Claim]:
-        """The next chunk that waits; if none does, a new run, but only once."""
+        """Return the next waiting chunk; if there is none, a new run, but only once."""
         self.store.recover(self.jobid)
         for _ in range(MAX_CLAIM_TRIES):
             dataid = self._waiting()
@@ -359,7 +357,7 @@ class PipelineRunner(MakerRunner[PipelineWork]):
                 dataid = new_run(self.store, self.jobid)
             if claims := self.store.claim(self.jobid, owner=owner, only=dataid):
                 return claims
-            if self._waiting() == dataid:  # paused, or at its concurrency limit: it waits
+            if self._waiting() == dataid:  # paused, or at its concurrency limit
                 return []
         return []
 
@@ -370,7 +368,7 @@ class PipelineRunner(MakerRunner[PipelineWork]):
 
 
 def open_sources(store: Store, project: Project, pipeline: Pipeline, chunk: Chunk) -> list[Source]:
-    """The sources of a pipeline for a chunk, in declared order; nothing is read yet."""
+    """Return the sources of a pipeline for a chunk, in declared order; nothing is read yet."""
     return [
         source_of(store, project, slug, chunk.inputs.get(slug), chunk.dataid)
         for slug in pipeline.sources
@@ -378,30 +376,30 @@ def open_sources(store: Store, project: Project, pipeline: Pipeline, chunk: Chun
 
 
 def unread(store: Store, project: Project, plan: Plan) -> Iterator[str]:
-    """A line for each file in sources/ that isn't read, since a pipeline makes the source."""
+    """Yield a line for each file in sources/ that isn't read: a pipeline writes that source."""
     for slug in plan.inputs:
         file = project.source_file(slug)
         makers = [pipeline.slug for pipeline in project.pipelines if output_of(pipeline) == slug]
         if makers and file.is_file() and registered(store, slug, project.root) is None:
             yield printable(
-                f"{file.relative_to(project.root)} is not read: pipeline {makers[0]!r} makes it. "
+                f"{file.relative_to(project.root)} isn't read: pipeline {makers[0]!r} produces it. "
                 f"Run: odf pipeline run {typed(makers[0])}"
             )
 
 
-# The frame that goes from one step of a run to the next, which may be another process.
+# The frame that one step of a run passes to the next, which may be in another process.
 
 
 MAX_ORDERED_PARTS = 200
-"""Parts of a frame whose order is kept: it takes a plan that is as long."""
+"""Parts of a frame whose order is kept: the plan that restores it grows with them."""
 
 
 class Buffer:
-    """The folder of one claim in which the steps of its run leave what they have made.
+    """The folder of one claim in which the steps of its run store their results.
 
-    A frame of pandas is pickled, with its index and types exactly; one of Spark is Parquet, which
-    its executors write and read: on a cluster they share the folder. Its columns are called 0, 1, …
-    there, since Parquet can't hold every name; their names are beside it.
+    A pandas frame is pickled, with its exact index and types. A Spark frame is Parquet that its
+    executors write and read: on a cluster they share the folder. Its columns are named 0, 1, …
+    there, since Parquet can't hold every name; the names are stored beside it.
     """
 
     def __init__(self, project: Project, slug: str, generation: int) -> None:
@@ -410,7 +408,7 @@ class Buffer:
         self.folder = self.home / str(generation)
 
     def keep(self, number: int | str, frame: Any) -> None:
-        """Leave the frame that step `number` has made."""
+        """Store the frame of step `number`."""
         if is_frame(frame):
             self.write(f"{number}.pickle", dumped(frame, self._project.root))
             return
@@ -419,7 +417,7 @@ class Buffer:
         self.write(f"{number}.columns", json.dumps(frame.columns).encode())
 
     def frame(self, number: int | str, session: Callable[[], "SparkSession"]) -> Any:
-        """The frame that step `number` has left."""
+        """Return the frame of step `number`."""
         pickled = self.folder / f"{number}.pickle"
         if pickled.exists():
             return loaded(pickled.read_bytes(), self._project.root)
@@ -427,7 +425,7 @@ class Buffer:
         return _in_order(session(), self.folder / f"{number}.parquet").toDF(*columns)
 
     def write(self, name: str, data: bytes) -> None:
-        """Leave something else for the steps that come."""
+        """Store something else for later steps."""
         try:
             make_folder(self.folder)
             (self.folder / name).write_bytes(data)
@@ -438,16 +436,16 @@ class Buffer:
             ) from None
 
     def drop(self, number: int) -> None:
-        """Remove what the steps before the next one have no more need of."""
+        """Remove what the next step and later ones don't need."""
         for path in self.folder.glob(f"{number}.*"):
             _remove(path)
 
     def clear(self) -> None:
-        """Remove all of this claim's; the run is over."""
+        """Remove everything of this claim; the run is over."""
         _remove(self.folder)
 
     def sweep(self, alive: Collection[int]) -> None:
-        """Remove what runs have left that were killed: of claims that aren't `alive`."""
+        """Remove what killed runs have left: everything of claims that aren't `alive`."""
         with suppress(OSError):
             for name in os.listdir(self.home):
                 if name.isdigit() and int(name) not in alive:
@@ -455,7 +453,7 @@ class Buffer:
 
 
 class InBuffer:
-    """The shelf of one source, in the folder of a claim: the steps that come find it there."""
+    """The shelf of one source in the folder of a claim, where later steps find it."""
 
     def __init__(
         self, buffer: Buffer, at: int, session: Callable[[], "SparkSession"], *, again: bool
@@ -491,7 +489,7 @@ class InBuffer:
 
 
 def _in_order(spark: "SparkSession", place: Path) -> Any:
-    """What was written, in the order of its parts: Spark itself begins with the largest one."""
+    """Return what was written, in the order of its parts: Spark would begin with the largest."""
     parts = sorted(place.glob("part-*.parquet"))
     if not 1 < len(parts) <= MAX_ORDERED_PARTS:
         return spark.read.parquet(f"file://{place}")

@@ -20,7 +20,7 @@ from typing import IO, Any
 OURS = __name__.partition(".")[0]
 INSTALLED = {"site-packages", "dist-packages"}
 LINK = ".odf-project"
-"""In a copy of a project's code: where the project is, and so where its code works."""
+"""In a copy of a project's code: the project's own folder, which is its working folder."""
 
 _turn = RLock()
 _inside: list[Path] = []
@@ -65,7 +65,7 @@ def surroundings(root: Path) -> Iterator[None]:
 
 
 def forget(root: Path) -> None:
-    """Let the project's modules be imported anew: their files may have changed."""
+    """Make Python import the project's modules again: their files may have changed."""
     with _turn:
         home = _home(root.resolve())
         for known in [name for name in _modules if _home(name) == home]:  # other versions, too
@@ -73,7 +73,7 @@ def forget(root: Path) -> None:
 
 
 def _home(root: Path) -> Path:
-    """The project's own folder, of a copy of its code; else `root`."""
+    """Return the project's own folder, for a copy of its code; else `root`."""
     home = Path(os.readlink(root / LINK)) if (root / LINK).is_symlink() else root
     return home if home.is_dir() else root
 
@@ -92,9 +92,9 @@ def _working_in(folder: Path) -> Iterator[None]:
 
 
 def _look_again(root: Path) -> None:
-    """Let Python see files of the project that are new.
+    """Let Python see new files of the project.
 
-    `importlib.invalidate_caches` would read every zip file on the path anew: in a worker of Spark
+    `importlib.invalidate_caches` would read every zip file on the path again: in a Spark worker,
     that takes longer than most transformations.
     """
     for place, finder in list(sys.path_importer_cache.items()):
@@ -103,7 +103,7 @@ def _look_again(root: Path) -> None:
 
 
 def _shadowed(root: Path) -> list[str]:
-    """Loaded modules in whose place a fresh Python in `root` would import the project's own."""
+    """Return loaded modules that a fresh Python in `root` would take from the project instead."""
     found = []
     for path in root.iterdir():
         name = path.stem if path.suffix == ".py" else path.name
@@ -121,9 +121,9 @@ def _shadowed(root: Path) -> list[str]:
 
 
 def _folders(root: Path) -> dict[str, ModuleType]:
-    """The project's folders without `__init__.py`, which any package on the path would win over.
+    """Return the project's folders without `__init__.py`, which any package on the path overrides.
 
-    In a process of the project's own nothing else is on the path, except for what is installed.
+    In a process of the project's own, only installed packages are on the path.
     """
     installed = [folder for folder in sys.path if INSTALLED & set(Path(folder).parts)]
     found = {}
@@ -144,22 +144,22 @@ def _own(name: str, module: ModuleType, root: Path) -> bool:
     if name.partition(".")[0] == OURS:
         return False
     places = []
-    with suppress(Exception):  # what some libraries put there is no module
+    with suppress(Exception):  # some libraries put things there that aren't modules
         places.append(getattr(module, "__file__", None))
         places += list(getattr(module, "__path__", ()))
     for place in filter(None, places):
         with suppress(ValueError, TypeError):
-            # A virtual environment may lie in the project.
+            # A virtual environment may be in the project.
             return not INSTALLED & set(Path(place).resolve().relative_to(root).parts)
     return False
 
 
-# Whether a signal came while some code ran: what the code raised may be an interruption then.
+# Whether a signal came while some code ran: then, what the code raised may be an interruption.
 
 
 @contextmanager
 def signals() -> Iterator[Callable[[], bool]]:
-    """What tells whether a signal that has a handler came since."""
+    """Yield a function that says whether a handled signal has come since."""
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False  # handlers run in the main thread
         return
@@ -186,17 +186,17 @@ def signals() -> Iterator[Callable[[], bool]]:
         os.close(ring)
 
 
-# What some code prints, whichever way it does: kept, and not shown.
+# What some code prints, in any way: kept, and not shown.
 
 
 STDOUT = 1
 
 _files: list[IO[bytes]] = []
-"""Where what is printed goes; the last one counts."""
+"""Where printed text goes; the last one counts."""
 
 
 class _Bytes(RawIOBase):
-    """What is printed goes into the file of now, or else to standard error."""
+    """Sends what is printed to the current file, or else to standard error."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -218,9 +218,9 @@ class _Bytes(RawIOBase):
 
 
 class _Stream(TextIOWrapper):
-    """`sys.stdout` or `sys.stderr` of all code whose prints are kept.
+    """`sys.stdout` or `sys.stderr` for all code whose output is kept.
 
-    They are always the same two, since a handler of `logging` keeps the one it was made with.
+    They are always the same two objects, since a `logging` handler keeps the one it started with.
     """
 
     def __init__(self, name: str) -> None:
@@ -230,13 +230,13 @@ class _Stream(TextIOWrapper):
         self._called = name
 
     def close(self) -> None:
-        """Stay open, for those that come after."""
+        """Stay open, for later code."""
 
     def detach(self) -> Any:
         return self.buffer
 
     def reconfigure(self, **_: Any) -> None:
-        """Stay UTF-8, which is what those who call this mostly ask for."""
+        """Stay UTF-8, which is what most callers ask for."""
 
     def __reduce__(self) -> Any:
         return getattr, (sys, self._called)
@@ -248,16 +248,16 @@ _out, _err = _Stream("stdout"), _Stream("stderr")
 class Prints:
     """What some code prints: on standard output and error, as warnings, as logs.
 
-    Also what other processes write on standard output that it starts. Their standard error is
-    left to them: threads of ours may be writing there.
+    This includes what processes that it starts write on standard output. Their standard error isn't
+    captured: threads of ours may be writing there.
     """
 
     text = ""
-    """All of it, once the code is over."""
+    """All of it, once the code has ended."""
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Keep what the code prints. Whatever it asks standard input for, that is at its end."""
+        """Keep what the code prints. If it reads standard input, that is at its end."""
 
         def show(message, category, filename, lineno, file=None, line=None) -> None:
             _err.write(warnings.formatwarning(message, category, filename, lineno, line))
@@ -265,7 +265,7 @@ class Prints:
         before = sys.stdin, sys.stdout, sys.stderr
         _flush(sys.stdout, sys.__stdout__)
         with _file() as file, open(os.devnull) as nothing, warnings.catch_warnings():
-            # A warning of the user's is told, and never an error, whatever `-W` or pytest say.
+            # A warning in user code is reported, and never an error, whatever `-W` or pytest say.
             warnings.simplefilter("default")
             warnings.showwarning = show
             _files.append(file)
@@ -275,7 +275,7 @@ class Prints:
                         sys.stdin, sys.stdout, sys.stderr = nothing, _out, _err
                         yield
                     finally:
-                        # The code may have put others in their place.
+                        # The code may have replaced them.
                         _flush(sys.stdout, sys.stderr, sys.__stdout__)
                         sys.stdin, sys.stdout, sys.stderr = before
             finally:
@@ -286,7 +286,7 @@ class Prints:
 
 @contextmanager
 def _file() -> Iterator[IO[bytes]]:
-    """A file that has no name, in memory where that can be."""
+    """Return a file without a name, in memory if possible."""
     try:
         handle = os.memfd_create("printed")
     except (AttributeError, OSError):
@@ -294,14 +294,14 @@ def _file() -> Iterator[IO[bytes]]:
     else:
         opened = os.fdopen(handle, "w+b", buffering=0)
     with opened as file:
-        # A process that opens /dev/stdout anew would else write over what is there.
+        # Otherwise a process that opens /dev/stdout again would overwrite what is there.
         fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
         yield file
 
 
 @contextmanager
 def _instead_of_stdout(file: int) -> Iterator[None]:
-    """Let this process, and those it starts, have a file as their standard output."""
+    """Make a file the standard output of this process, and of those it starts."""
     try:
         ours = os.dup(STDOUT)
     except OSError:  # closed: nobody sees what is written there
@@ -324,18 +324,18 @@ def _flush(*streams: Any) -> None:
 # A limit to the time that an item's transformations take, in the process that runs them.
 
 
-TIME_LIMIT_REASON = "it took longer than the time_limit that `odf policy` tells"
+TIME_LIMIT_REASON = "it took longer than its time_limit, see `odf policy`"
 
 
 class OverTime(BaseException):
-    """An item took too long; no `except Exception` of the user's keeps it from ending."""
+    """An item took too long; no `except Exception` in user code catches this."""
 
 
 @contextmanager
 def within(seconds: float | None, root: Path) -> Iterator[None]:
     """End code of the project that takes longer, by an alarm.
 
-    It reaches Python code, also in a library, and not a call of C that never returns.
+    This stops Python code, even in a library, but not a C call that never returns.
     """
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield

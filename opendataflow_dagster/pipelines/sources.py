@@ -1,4 +1,4 @@
-"""What a pipeline reads: each source as a frame of pandas or of Spark, wherever it lies."""
+"""What a pipeline reads: each source as a pandas or Spark frame, wherever it is."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
 def source_of(
     store: Store, project: Project, slug: str, place: Place | None = None, dataid: str | None = None
 ) -> Source:
-    """The source that a pipeline calls `slug`.
+    """Return the source that a pipeline calls `slug`.
 
     `place` is that of a tracked input, whose chunk `dataid` is read; without it, the source is
-    read as it stands.
+    read as it is.
     """
     row = registered(store, slug, project.root)
     if row is None:
@@ -69,8 +69,8 @@ def source_of(
         return TableSource(where, row.password)
     if not isinstance(where, Folder):
         raise Refused(
-            f"{slug!r} is in an object store, which is read chunk by chunk only. Let a job write "
-            f"it, so that its chunks are tracked: see odf job list.",
+            f"{slug!r} is in an object store, which can only be read chunk by chunk. Let a job "
+            f"write it, so that its chunks are tracked: see odf job list.",
             code="INVALID_LOCATION",
         )
     return FolderSource(store, where)
@@ -91,7 +91,7 @@ def _of_project(
 
 
 def _as_made(store: Store, project: Project, slug: str, makers: Sequence[str]) -> Source:
-    """What pipelines have made last of a source, or its file in `sources/`."""
+    """Return the last result of the pipelines that write a source, or its file in `sources/`."""
     newest = NewestSource(store, Folder(slug, str(project.root / "output" / slug), CSV.name))
     if makers and newest.is_there():
         return newest
@@ -119,8 +119,8 @@ class CsvSource(Source):
         except FileNotFoundError:
             raise self._missing() from None
         except pandas.errors.EmptyDataError:
-            raise self._refused("is empty: it has no line with the names of its columns") from None
-        except (OSError, ValueError) as error:  # of pandas' own, and of Unicode, too
+            raise self._refused("is empty: it has no header line") from None
+        except (OSError, ValueError) as error:  # pandas' and Unicode's errors, too
             line = " ".join(str(error).split())
             raise self._refused(f"can't be read as CSV: {line}") from error
 
@@ -142,12 +142,12 @@ class CsvSource(Source):
     def _missing(self) -> Refused:
         if self._maker:
             return Refused(
-                f"Source {self._slug!r} isn't there yet: pipeline {self._maker!r} makes it. "
+                f"Source {self._slug!r} doesn't exist yet: pipeline {self._maker!r} produces it. "
                 f"Run: odf pipeline run {typed(self._maker)}",
                 code="INVALID_LOCATION",
             )
         return Refused(
-            f"Source {self._slug!r} is {self.location}, which doesn't exist. Put the file there, "
+            f"Source {self._slug!r} is {self.location}, which doesn't exist. Put a file there, "
             f"or run: odf dataset add {typed(self._slug)} --hostname /path/FILE.csv",
             code="INVALID_LOCATION",
         )
@@ -158,7 +158,7 @@ class CsvSource(Source):
 
 
 class ChunkSource(Source):
-    """A READY chunk that another pipeline or job has made."""
+    """A READY chunk that another pipeline or job produced."""
 
     def __init__(
         self, store: Store, row: DatasetRow, where: ChunkPlace, place: Place, dataid: str
@@ -199,7 +199,7 @@ class ChunkSource(Source):
 
 
 def _as_csv(frame: "PandasFrame") -> "PandasFrame":
-    """The frame with NaN where a text is missing, as `read_csv` has it; a chunk has None there."""
+    """Return the frame with NaN for missing strings, as `read_csv` has it; a chunk has None."""
     pandas = folder.need("pandas")
     for at in range(len(frame.columns)):
         column = frame.iloc[:, at]
@@ -210,11 +210,11 @@ def _as_csv(frame: "PandasFrame") -> "PandasFrame":
     return frame
 
 
-# All chunks of a folder as one source: those that are READY, or all files if nobody tracks it.
+# All chunks of a folder as one source: the READY ones, or all files if nobody tracks it.
 
 
 class Ready(NamedTuple):
-    """A chunk that is READY, the job that produced it, and whether it is an item."""
+    """A READY chunk, the job that produced it, and whether it is an item."""
 
     dataid: str
     generation: int | None
@@ -224,7 +224,7 @@ class Ready(NamedTuple):
 
 
 class FolderSource(Source):
-    """A folder as it stands, chunk after chunk in their natural order."""
+    """A folder as it is, chunk after chunk in their natural order."""
 
     def __init__(self, store: Store, where: Folder) -> None:
         self._store, self._where, self.location = store, where, where.root
@@ -259,7 +259,7 @@ class FolderSource(Source):
         return None if chunks is None else sha256(repr(chunks).encode()).hexdigest()
 
     def _chunks(self, *, insist: bool = True) -> list[tuple[str, int | None, str | None]] | None:
-        """dataid, generation and location of what is READY; None if the tables tell nothing."""
+        """Return dataid, generation and location of READY chunks; None if the tables have none."""
         rows = self._store.db.fetch("places.chunks", datasetid=self._where.datasetid)
         folded = list(self._folded({row[0] for row in rows}))
         if not rows and not folded:
@@ -268,7 +268,7 @@ class FolderSource(Source):
         ready = self._chosen([*ready, *folded])
         if insist and not ready:
             raise Refused(
-                f"Source {self._where.datasetid!r} has no chunk that is READY. "
+                f"Source {self._where.datasetid!r} has no READY chunk. "
                 f"Run: odf status {typed(self._where.datasetid)}",
                 code="DATA_NOT_READY",
             )
@@ -278,7 +278,7 @@ class FolderSource(Source):
         return ready
 
     def _folded(self, known: set[str]) -> Iterator[Ready]:
-        """The chunks of items that were folded: their directories are all that tells of them."""
+        """Yield the chunks of folded items: only their directories are left."""
         datasetid, root = self._where.datasetid, self._where.root
         rows = self._store.db.fetch("folding.of_dataset", datasetid=datasetid)
         [(first, last)] = rows
@@ -307,9 +307,9 @@ class FolderSource(Source):
 
 
 class NewestSource(FolderSource):
-    """What pipelines have made last in a folder of theirs: the newest run of each, and all items.
+    """The last results of pipelines in their folder: the newest run of each, and all items.
 
-    That is what the rest of the world sees of them: each run takes the place of the one before.
+    That is what everybody else sees of them: each run replaces the one before.
     """
 
     def is_there(self) -> bool:
@@ -324,17 +324,17 @@ class NewestSource(FolderSource):
         return [*newest.values(), *(row for row in mine if row.is_item)]
 
 
-# A CSV file as a frame of Spark, with the values and types that pandas gives it.
+# A CSV file as a Spark frame, with the values and types that pandas gives it.
 
 
 INFERENCE_ROWS = 200_000
-"""Rows that are looked at at once, to find the types of a large file."""
+"""Rows examined at a time, to find the types of a large file."""
 
 
 def read_csv(
     spark: "SparkSession", path: str, by_pandas: Callable[[], Any], options: CsvOptions
 ) -> "DataFrame":
-    """The frame that pandas reads, as one of Spark; a large file is read by Spark's own tasks."""
+    """Return the frame that pandas reads, as Spark's; Spark's own tasks read a large file."""
     if os.path.getsize(path) <= WHOLE_FILE_BYTES:
         return from_pandas(spark, by_pandas())
     types = _types(path, options)
@@ -344,7 +344,7 @@ def read_csv(
 
 
 def _types(path: str, options: CsvOptions) -> tuple[dict[str, str], bool] | None:
-    """Column → type, and whether some values have several lines; None: it isn't a plain table."""
+    """Return column → type, and whether values span lines; None: it isn't a plain table."""
     import pandas
 
     seen: dict[str, set[str]] = {}
@@ -386,7 +386,7 @@ def _type(kinds: set[str]) -> str:
 def _large(
     spark: "SparkSession", path: str, types: dict[str, str], lines: bool, options: CsvOptions
 ) -> "DataFrame":
-    """The file by Spark: read as texts, of which pandas' words for nothing are NULL."""
+    """Read the file with Spark, as strings; what pandas reads as missing becomes NULL."""
     from pandas._libs.parsers import STR_NA_VALUES
     from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructType
@@ -405,15 +405,15 @@ def _large(
     return texts.select(*found)
 
 
-# A source as one run sees it: as it was when it was first read, whichever steps read it.
+# A source as one run sees it: as it was when first read, whichever steps read it.
 
 
 class Shelf(Protocol):
-    """Where a run keeps what it has read of one source, for the steps that come."""
+    """Where a run keeps what it read of one source, for later steps."""
 
     @property
     def version(self) -> str | None:
-        """That of the source when it was first read."""
+        """Return the version of the source when it was first read."""
 
     @version.setter
     def version(self, version: str | None) -> None: ...
@@ -423,16 +423,16 @@ class Shelf(Protocol):
         ...
 
     def frame(self, kind: str) -> Any:
-        """The frame of this engine that is there."""
+        """Return the frame of this engine."""
         ...
 
     def keep(self, kind: str, frame: Any) -> Any:
-        """Keep a frame, if a later step may ask for it; the one to go on with."""
+        """Keep a frame if a later step may need it; return the frame to use."""
         ...
 
 
 class InMemory:
-    """The shelf of a run whose steps are all in this process."""
+    """The shelf of a run whose steps all run in this process."""
 
     def __init__(self, *, again: bool) -> None:
         self.version: str | None = None
@@ -448,16 +448,16 @@ class InMemory:
     def keep(self, kind: str, frame: Any) -> Any:
         if not self._again:
             return frame
-        if kind == SPARK:  # which is lazy: it is read now, and not once more for each that asks
+        if kind == SPARK:  # lazy: read it now, and not again for each step that uses it
             frame = frame.persist()
             frame.count()
         self._frames[kind] = frame
         return frame
 
     def clear(self) -> None:
-        """Let Spark forget what is kept."""
+        """Let Spark drop the kept frames."""
         if SPARK in self._frames:
-            with suppress(Exception):  # the session may be over
+            with suppress(Exception):  # the session may have ended
                 self._frames[SPARK].unpersist()
         self._frames.clear()
 
@@ -465,8 +465,8 @@ class InMemory:
 class Once(Source):
     """A source of which all steps of a run see one version.
 
-    What was read as a frame of pandas is kept, and so are rows that nothing tells the version of.
-    Files that Spark reads are large: they stay where they are, and are refused once they change.
+    Pandas frames are kept, and so are rows without a known version. Files that Spark reads are
+    large: they stay where they are, and are refused once they change.
     """
 
     def __init__(self, source: Source, shelf: Shelf) -> None:
@@ -500,15 +500,15 @@ class Once(Source):
         return self._source.by_pandas()
 
     def _of_one_version(self, read: Callable[[], Any]) -> Any:
-        """What is read; `Refused` if it isn't what the steps before have seen."""
+        """Return what is read; `Refused` if it isn't what earlier steps saw."""
         if self._shelf.version is None:
             self._shelf.version = self._source.version()
             return read()
         frame = read()
         if not self._is_the_same():
             raise Refused(
-                f"{self.location} has changed since this run began to read it, and is too large to "
-                "be kept. Nothing is published; make the run again when nobody writes there.",
+                f"{self.location} has changed since this run began to read it, and it is too large "
+                "to keep a copy. Nothing is published; run it again when nobody writes there.",
                 code="INVALID_LOCATION",
             )
         return frame

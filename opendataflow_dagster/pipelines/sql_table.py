@@ -1,4 +1,4 @@
-"""A table that isn't kept by chunks, in PostgreSQL or SQLite: read, appended to, replaced."""
+"""A table without chunks, in PostgreSQL or SQLite: read, appended to, replaced."""
 
 import json
 import os
@@ -48,7 +48,7 @@ _TIMESTAMPTZ = 1184
 
 
 class TableSource(Source):
-    """A table, or what a SELECT finds; nothing can be written by it."""
+    """A table, or the result of a SELECT; it can't be written through this."""
 
     def __init__(self, table: Table, password: Password) -> None:
         self._rows = WholeTable(table, password)
@@ -56,7 +56,7 @@ class TableSource(Source):
 
     def pandas(self) -> "PandasFrame":
         names, rows = self._rows.look()
-        # As pandas.read_sql has it: decimals are numbers to reckon with.
+        # Like pandas.read_sql: decimals become numbers for calculations.
         return need("pandas").DataFrame.from_records(rows, columns=names, coerce_float=True)
 
     def spark(self, spark: "SparkSession") -> "DataFrame":
@@ -72,7 +72,7 @@ class TableSource(Source):
 
 
 class TableDestination(Destination):
-    """A table that rows are appended to; or replaced, if its writemode says so."""
+    """A table that rows are appended to, or whose rows are replaced if its writemode says so."""
 
     def __init__(self, table: Table, password: Password, mode: str) -> None:
         self._rows = WholeTable(table, password, may_make=True)
@@ -83,7 +83,7 @@ class TableDestination(Destination):
         return self._mode == REPLACE
 
     def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
-        # The moments of Spark stay moments where the table has a place.
+        # Spark's timestamps keep their zone where the table has such a column.
         moments = self._rows.moments() if is_spark_frame(frame) else ()
         with self.rows(frame, chunk, moments) as rows:
             return one(self._write(self._rows, [(chunk.claim, rows)], confirm))
@@ -104,7 +104,7 @@ class WholeTable(Rows):
     ) -> None:
         if table.dialect == JDBC:
             raise Refused(
-                f"{table.datasetid!r} is reached by JDBC, where only chunks are read and written. "
+                f"{table.datasetid!r} is reached by JDBC, which reads and writes only chunks. "
                 f"Run: odf dataset add {typed(table.datasetid)} --chunkcolumn COLUMN",
                 code="INVALID_LOCATION",
             )
@@ -117,7 +117,7 @@ class WholeTable(Rows):
         return self._password
 
     def moments(self) -> list[str]:
-        """The columns of PostgreSQL's `timestamptz`."""
+        """Return the columns of PostgreSQL's type `timestamptz`."""
         if self.table.dialect != POSTGRES:
             return []
         with self._connected() as connection:
@@ -125,7 +125,7 @@ class WholeTable(Rows):
         return [name for name, kind in found.items() if kind == _TIMESTAMPTZ]
 
     def look(self) -> tuple[list[str], list[tuple]]:
-        """The names of the columns, and the rows, by a connection that can't write."""
+        """Return the column names and the rows, over a connection that can't write."""
         with self._connected() as connection:
             if self.table.dialect == SQLITE:
                 self._execute(connection, "look_only")
@@ -140,9 +140,10 @@ class WholeTable(Rows):
     def write(
         self, parts: Sequence[tuple[Claim, Any]], confirm: Confirm, *, replace: bool
     ) -> list[Verdict]:
-        """Write the rows of each claim, in one transaction; one that can't be written is left out.
+        """Write the rows of each claim in one transaction, leaving out those that can't be written.
 
-        With `replace`, all other rows of the table go, also those of the claims before the last.
+        With `replace`, all other rows of the table are deleted, even those of all claims but the
+        last.
         """
         with self._connected() as connection:
             if self.table.dialect == SQLITE or replace or not self._is_there(connection):
@@ -157,9 +158,9 @@ class WholeTable(Rows):
         return verdicts
 
     def _prepared(self, connection: Any, frames: Sequence[Any]) -> dict[str, int]:
-        """The table's columns; if it isn't there, of the frame that has the most to tell.
+        """Return the table's columns; create a missing table for the frame that says most about it.
 
-        A frame that can't be written itself makes no table, which the others might not fit into.
+        A frame that can't be written creates no table, since the others might not fit it.
         """
         if len(frames) > 1 and not self._is_there(connection):
             with_columns = [frame for frame in frames if len(frame.columns)]
@@ -198,7 +199,7 @@ class WholeTable(Rows):
             if (name if self.table.dialect == POSTGRES else name.lower()) not in known:
                 raise Refused(
                     f"{self.table.location} has no column {name!r}: it has "
-                    f"{', '.join(columns)}. Leave the column out, or add it to the table.",
+                    f"{', '.join(columns)}. Drop the column, or add it to the table.",
                     code="NOT_VALIDATED",
                 )
         if not names or not len(frame):
@@ -206,7 +207,7 @@ class WholeTable(Rows):
         column_list = ", ".join(map(self._quoted, names))
         if self.table.dialect == POSTGRES:
             kinds = [columns[name] for name in names]
-            # Without parameters: nothing takes the second of two % away.
+            # Without parameters: otherwise the second of two % would be removed.
             statement = self._statement("copy", columns=column_list).replace("%%", "%")
             with connection.cursor().copy(statement) as copy:
                 for piece in pieces_of(frame):
@@ -218,7 +219,7 @@ class WholeTable(Rows):
             connection.executemany(insert, writable(piece, None))
 
     def _made(self, connection: Any, frame: Any) -> dict[str, int]:
-        """The table's columns, once it is made as a frame needs it; one without makes nothing."""
+        """The table's columns, after creating it for a frame; an empty frame creates none."""
         if len(frame.columns) and not self._is_there(connection):
             seen = frame.typical() if isinstance(frame, Spill) else frame
             kinds = columns_for(seen, self.table.dialect, items=self._of_items)
@@ -234,7 +235,7 @@ class WholeTable(Rows):
         return bool(found.fetchall())
 
     def _columns(self, connection: Any) -> dict[str, int]:
-        """Column → number of its type in PostgreSQL; nothing as long as there is no table."""
+        """Return column → number of its type in PostgreSQL; empty while there is no table."""
         if not self._is_there(connection):
             return {}
         described = self._execute(connection, "columns").description
@@ -254,7 +255,7 @@ class WholeTable(Rows):
         return connection.in_transaction
 
     def _sqlite(self) -> Any:
-        """A connection to a file of SQLite; one that is to be written is made if it isn't there."""
+        """A connection to an SQLite file; for writing, the file is created if it is missing."""
         import sqlite3
 
         path = self.table.database
@@ -272,7 +273,7 @@ def _drivers() -> tuple[type[Exception], ...]:
     return psycopg.Error, sqlite3.Error
 
 
-# A frame's columns and values as a database keeps them.
+# A frame's columns and values as a database stores them.
 
 
 _POSTGRES = {
@@ -305,16 +306,16 @@ _SMALL = str.maketrans(ascii_uppercase, ascii_lowercase)
 _WHOLE, _DOUBLE, _DATE = (20, 21, 23), 701, 1082
 _JSON = (114, 3802)
 _TEXTS = (25, 1042, 1043, *_JSON)
-"""The numbers of PostgreSQL's types: whole numbers, others, dates; JSON, and all texts."""
+"""The numbers of PostgreSQL's types: integers, others, dates; JSON, and all strings."""
 
 _EXACT = 2**53
-"""Up to here a floating-point number holds each whole one."""
+"""Up to here, a floating-point number holds every integer."""
 
 
 def columns_for(frame: Any, dialect: str, *, items: bool = False) -> dict[str, str]:
-    """Column → type, for a table that is to hold such frames.
+    """Return column → type, for a table that is to hold such frames.
 
-    What one of `items` has as a whole number, the next may have as another: JSON has numbers only.
+    An integer in one of `items` may be a fraction in the next: JSON knows only numbers.
     """
     names = _POSTGRES if dialect == POSTGRES else _SQLITE
     mixed = items and dialect == POSTGRES  # SQLite's columns hold both
@@ -323,20 +324,20 @@ def columns_for(frame: Any, dialect: str, *, items: bool = False) -> dict[str, s
 
 
 def only_once(columns: Iterable[Any], dialect: str) -> None:
-    """Refuse columns of one name, of which SQLite would keep the first; A and a are one there."""
+    """Refuse columns with one name, of which SQLite would keep the first; there, A equals a."""
     seen: dict[str, str] = {}
     for name in map(str, columns):
         known = name if dialect == POSTGRES else name.translate(_SMALL)
         if known in seen:
             twice = f"two columns called {name!r}"
             if seen[known] != name:
-                twice = f"columns {seen[known]!r} and {name!r}, which are one in SQLite"
+                twice = f"columns {seen[known]!r} and {name!r}, which are the same in SQLite"
             raise Refused(f"The frame has {twice}. Rename one of them.", code="NOT_VALIDATED")
         seen[known] = name
 
 
 def writable(frame: Any, kinds: Sequence[int] | None) -> Iterator[tuple]:
-    """The rows of a frame; `kinds` are the types of PostgreSQL's columns, None is for SQLite."""
+    """Yield the rows of a frame; `kinds` are the types of PostgreSQL's columns; None is SQLite."""
     plain = frame.astype(object).where(frame.notna(), None)
     names = [str(name) for name in frame.columns]
     for row in plain.itertuples(index=False, name=None):
@@ -364,13 +365,13 @@ def _kind(column: Any, *, mixed: bool) -> str:
     if inferred in ("integer", "mixed-integer-float"):
         whole = [value for value in column.dropna() if isinstance(value, Integral)]
         return _kind_of_numbers(whole, mixed=mixed or inferred != "integer")
-    if inferred in ("date", "datetime"):  # a date too, if there are some of both
+    if inferred in ("date", "datetime"):  # "date" even if some are timestamps
         return _kind_of_times([value for value in column.dropna() if isinstance(value, datetime)])
     return inferred if inferred in _POSTGRES else "text"
 
 
 def _kind_of_numbers(whole: Any, *, mixed: bool) -> str:
-    """What holds each of these whole numbers; if `mixed`, others too."""
+    """Return the type that holds all these integers; if `mixed`, fractions too."""
     low, high = (int(min(whole)), int(max(whole))) if len(whole) else (0, 0)
     if mixed:
         return "floating" if low >= -_EXACT and high <= _EXACT else "decimal"
@@ -388,14 +389,14 @@ def _for_postgres(value: Any, kind: int, name: str) -> Any:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, float) and kind in _WHOLE and value.is_integer():
-        return int(value)  # a column of whole numbers and gaps is one of floats in pandas
+        return int(value)  # in pandas, a column of integers and gaps has floats
     if isinstance(value, dict) or (isinstance(value, list | tuple) and kind in _TEXTS):
         return json.dumps(value, default=str)
     if kind in _JSON:
         is_number = isinstance(value, int | float | Decimal) and not isinstance(value, bool)
         return value if is_number else json.dumps(value, default=str)
     if kind in _TEXTS or isinstance(value, UUID):
-        return str(value)  # as a CSV file has it: True, and a UUID with its dashes
+        return str(value)  # as in a CSV file: True, and a UUID with its dashes
     if kind == _DATE and isinstance(value, datetime) and value.time() != time.min:
         raise _lossy(name, f"dates, and {value} has a time", "timestamp")
     if kind == _DOUBLE and isinstance(value, int) and float(value) != value:
@@ -417,11 +418,11 @@ def _for_sqlite(value: Any) -> Any:
         return json.dumps(value, default=str)
     if value is None or isinstance(value, str | bytes | int | float):
         return value
-    return str(value)  # times and decimals, of which it has no types
+    return str(value)  # times and decimals, for which SQLite has no types
 
 
 def _plain(value: Any) -> Any:
-    """A value of Python's own, of what numpy has."""
+    """Convert numpy's value to Python's own."""
     if hasattr(value, "tolist") and type(value).__module__ == "numpy":
         return value.tolist()
     return value

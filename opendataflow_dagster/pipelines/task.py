@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Master:
-    """A frame of which copies are made that share nothing, not even the lists in its cells."""
+    """A frame that is copied without sharing anything, not even the lists in its cells."""
 
     def __init__(self, frame: Any) -> None:
         self.frame = frame
@@ -65,7 +65,7 @@ _known: set[type] = set()
 
 
 def _plain() -> set[type]:
-    """The types of cells that nobody can change."""
+    """Return the types of cells that nobody can change."""
     if not _known:
         import pandas
 
@@ -93,18 +93,18 @@ def _plain() -> set[type]:
 
 
 MAX_PART_BYTES = 32 * 2**20
-"""Bytes of a row at most: a result is pickled, and cut into rows."""
+"""The most bytes per row: a result is pickled, and cut into rows."""
 
 MAX_KEPT_SOURCES = 16
 """Sources that a worker keeps for the next batches."""
 
 
 Item = tuple[()] | tuple[Any]
-"""What `stream` is given, if anything: None may be an item, too."""
+"""The value of `stream` without an item: None may be an item, too."""
 
 
 class Sent(NamedTuple):
-    """A pickled frame on its way; the worker keeps them under `key`, if there is one."""
+    """A pickled frame to send; if it has a `key`, the worker keeps it under that key."""
 
     parcel: Parcel
     key: str | None = None
@@ -115,7 +115,7 @@ LEFT, TOO_LARGE = -1, -2
 
 
 class StepRan(NamedTuple):
-    """How one transformation did."""
+    """How one transformation ended."""
 
     transformation: str
     reason: str
@@ -131,7 +131,7 @@ class StepRan(NamedTuple):
 
 
 class ItemDone(NamedTuple):
-    """What became of one item: its frame is pickled, and absent if it failed or isn't asked for."""
+    """How one item ended: its frame is pickled, and absent if it failed or wasn't requested."""
 
     frame: bytes | None
     steps: tuple[StepRan, ...]
@@ -144,7 +144,7 @@ def ask(
     wanted: bytes,
     sent: Sequence[Sent],
 ) -> Any:
-    """What `compute` answers, run by one task."""
+    """Run `compute` in one task, and return its answer."""
     from pyspark.sql.types import BinaryType, LongType, StructType
 
     def task(batches: Any) -> Iterator[Any]:
@@ -158,8 +158,8 @@ def ask(
     number, first = parts[0]
     if number == TOO_LARGE:
         raise DataflowError(
-            f"A result has {int(first) >> 20} MB, and Java has room for {exchange.room >> 20} MB "
-            "of it here. Raise spark.driver.memory, or annotate `run` with pyspark.sql.DataFrame."
+            f"A result has {int(first) >> 20} MB, but Java has room for {exchange.room >> 20} MB "
+            "of it. Raise spark.driver.memory, or annotate `run` with pyspark.sql.DataFrame."
         )
     if number == LEFT:
         left = OnDisk(os.path.join(exchange.folder, os.path.basename(first.decode())))
@@ -173,7 +173,7 @@ def ask(
 def answer(
     snapshot: ProjectSnapshot, wanted: bytes, sent: Sequence[Sent], exchange: Exchange
 ) -> Iterator[Any]:
-    """The rows of a task: the parts of the pickled result, or where it is."""
+    """Return the rows of a task: the parts of the pickled result, or where it is."""
     data = compute(snapshot, wanted, sent)
     import pyarrow
 
@@ -194,7 +194,7 @@ def answer(
 
 
 def compute(snapshot: ProjectSnapshot, wanted: bytes, sent: Sequence[Sent]) -> bytes:
-    """The pickled result of what is wanted, in the project's surroundings."""
+    """Return the pickled result of what is wanted, computed in the project's surroundings."""
     import pandas  # noqa: F401 - the real one, before the project's folder is on the path
 
     root = snapshot.settle()
@@ -208,7 +208,7 @@ def compute(snapshot: ProjectSnapshot, wanted: bytes, sent: Sequence[Sent]) -> b
 
 
 class _Kept:
-    """What this worker has; it runs one task at a time."""
+    """What this worker keeps; it runs one task at a time."""
 
     stamps: ClassVar[dict[Path, str]] = {}
     loaded: ClassVar[dict[tuple[Path, str, str], Transformation]] = {}
@@ -216,7 +216,7 @@ class _Kept:
 
 
 def one(root: Path, sent: Sequence[Sent], slug: str, name: str, item: Item) -> ItemDone:
-    """Run one transformation on frames that are all its own."""
+    """Run one transformation on frames of its own."""
     frames = [pickle.loads(frame.parcel.open()) for frame in sent]
     _Kept.loaded.pop((root, slug, name), None)
     return _finished(*_step(root, slug, name, frames, item))
@@ -233,8 +233,8 @@ def many(
 ) -> list[ItemDone]:
     """Run a pipeline on items, one after the other, on copies of its sources.
 
-    Chained, one item's result is the first frame of the next, and only the last good one is
-    given back. `limit` are the seconds that each may take.
+    If chained, one item's result is the first frame of the next, and only the last good one is
+    returned. `limit` is the time in seconds that each may take.
     """
     first, *rest = [_master(source) for source in sent]
     done: list[ItemDone] = []
@@ -291,7 +291,7 @@ def _step(
 
 
 def _finished(frame: Any, *steps: StepRan) -> ItemDone:
-    """An item's result, pickled by itself: one that can't be is one that failed."""
+    """Pickle an item's result by itself: if that fails, so does the item."""
     if frame is None:
         return ItemDone(None, steps)
     try:
@@ -331,11 +331,11 @@ class Loads:
         self._retired: list[Sent] = []
 
     def once(self, frame: Any) -> Sent:
-        """Send a frame for one task; whoever asks drops it."""
+        """Send a frame for one task; the caller drops it."""
         return Sent(self.shipper.send(dumped(frame, self.root)))
 
     def sources(self, slug: str, sources: Sequence[Any]) -> list[Sent]:
-        """Send a pipeline's sources, unless the tasks have them as they are now."""
+        """Send a pipeline's sources, unless the tasks have the current version."""
         return [self._source((slug, at), source) for at, source in enumerate(sources)]
 
     def _source(self, place: tuple[str, int], source: Any) -> Sent:
@@ -358,7 +358,7 @@ class Loads:
         return sent
 
     def tidy(self) -> None:
-        """Remove what has a newer version, while no task is at work."""
+        """Remove what has a newer version, while no task is running."""
         with self._lock:
             while self._retired:
                 self._retired.pop().parcel.drop()
@@ -372,7 +372,7 @@ class Loads:
 
 
 def dumped(frame: Any, root: Path) -> bytes:
-    """A pickled frame, with its index and types; its cells may have classes of the project's."""
+    """Pickle a frame, with its index and types; its cells may have classes of the project."""
     try:
         return pickle.dumps(frame, 5)
     except Exception:
@@ -381,7 +381,7 @@ def dumped(frame: Any, root: Path) -> bytes:
                 return pickle.dumps(frame, 5)
         except Exception as error:
             raise TransformationError(
-                f"A frame has a value that can't go to another process: {in_one_line(error)}"
+                f"A frame has a value that can't be sent to another process: {in_one_line(error)}"
             ) from error
 
 
@@ -397,29 +397,29 @@ def loaded(data: bytes, root: Path) -> Any:
 
 
 POLL_SECONDS = 0.5
-"""Seconds between two looks whether a process has ended, or what it does has to be ended."""
+"""Seconds between two checks whether a process has ended, or its work has to be ended."""
 
 PROGRAM = f"import sys; from {__name__} import serve; serve(*map(int, sys.argv[1:]))"
 
 STDERR = 2
 
 SPARK_DEFAULTS = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "YES"}
-"""What Spark sets for its workers, if nobody does: sets of texts have another order without the
-first, and sums of floats may have other last digits without the second."""
+"""What Spark sets for its workers by default: without the first, sets of strings have a different
+order each time; without the second, sums of floats may differ in the last digits."""
 
 
 class ProcessDied(Exception):
-    """The process ended before it has answered."""
+    """The process ended before it answered."""
 
 
 class LocalProcess:
-    """One process with the environment that a worker of Spark has, which answers requests."""
+    """One process with the environment of a Spark worker, which answers requests."""
 
     def __init__(self) -> None:
         self._connection, theirs = Pipe()
         # The kernel ends the process once this one is gone, whatever it is doing then.
         listens, self._lifeline = os.pipe()
-        # -P: a file of the working folder isn't taken for a module.
+        # -P: a file in the working folder isn't imported as a module.
         words = [sys.executable, "-P", "-c", PROGRAM, str(theirs.fileno()), str(listens)]
         try:
             self._process = subprocess.Popen(
@@ -442,9 +442,9 @@ class LocalProcess:
             os.close(listens)
 
     def ask(self, request: tuple, why_not: Callable[[], object]) -> Any:
-        """What `compute` answers to a request; once `why_not` tells something, it is ended.
+        """What `compute` answers to a request; once `why_not` gives a reason, end the process.
 
-        It ends whatever else ends the wait for it, too: an answer that comes later is nobody's.
+        Anything else that ends the wait ends the process, too: nobody would read its answer.
         """
         try:
             self._connection.send_bytes(pickle.dumps(request, 5))
@@ -467,19 +467,19 @@ class LocalProcess:
         return not self._connection.closed and not self._has_ended()
 
     def end(self) -> None:
-        """End it, and what it has started."""
+        """End the process, and those it started."""
         if self._connection.closed:
             return
         self._connection.close()
-        # It isn't waited for before, so that its group is no other's yet.
+        # Not waited for earlier, so that its group id isn't reused yet.
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         os.close(self._lifeline)
 
     def _has_ended(self) -> bool:
-        """Whether it is over: a process that it has forked may keep its connection open."""
-        if not hasattr(os, "waitid"):  # macOS, before Python 3.13
+        """Whether it has ended: a process that it forked may keep its connection open."""
+        if not hasattr(os, "waitid"):  # macOS before Python 3.13
             return self._process.poll() is not None
         with suppress(ChildProcessError):
             options = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -488,9 +488,9 @@ class LocalProcess:
 
 
 class LocalProcesses:
-    """The processes of this one, which are reused: as many as there are threads that ask at once.
+    """The processes of this one, which are reused: as many as there are concurrent threads.
 
-    They are to this engine what the session is to Spark's.
+    They are for this engine what the session is for Spark.
     """
 
     def __init__(self) -> None:
@@ -499,15 +499,17 @@ class LocalProcesses:
         self._owner = os.getpid()
 
     def start(self) -> None:
-        """Have one ready."""
+        """Start one process in advance."""
         with self.one():
             pass
 
     @contextmanager
     def one(self) -> Iterator[LocalProcess]:
-        """A process that nobody else asks."""
+        """Yield a process that no other thread uses."""
         with self._lock:
-            if self._owner != os.getpid():  # they are those of the process that this is a fork of
+            if (
+                self._owner != os.getpid()
+            ):  # they belong to the process that this one was forked from
                 self._owner, self._idle = os.getpid(), []
             while self._idle and not self._idle[-1].is_usable:
                 self._idle.pop().end()
@@ -521,20 +523,20 @@ class LocalProcesses:
                 process.end()
 
     def end(self) -> None:
-        """End those that wait for work."""
+        """End the idle processes."""
         with self._lock:
             while self._idle and self._owner == os.getpid():
                 self._idle.pop().end()
 
 
 processes = LocalProcesses()
-"""Those of this process, whichever engine asks: it has one session of Spark, too."""
+"""The processes of this one, shared by all engines, like its one Spark session."""
 
 atexit.register(processes.end)
 
 
 def _standard_error() -> int:
-    """Where the user's code may write past us: never among what a command prints as its data."""
+    """Return where user code may write past us: never into the data that a command prints."""
     try:
         os.fstat(STDERR)
     except OSError:
@@ -543,7 +545,7 @@ def _standard_error() -> int:
 
 
 def public_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a worker of Spark has of an environment: nothing of ours that is secret."""
+    """Return the environment of a Spark worker: without any of our secrets."""
     found = {name: value for name, value in environ.items() if name not in SECRETS}
     if redact(url := found.get("DATAFLOW_URL", "")) != url:
         del found["DATAFLOW_URL"]
@@ -554,7 +556,7 @@ def public_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def serve(handle: int, lifeline: int) -> NoReturn:
-    """Answer requests, until the other side of the connection is gone."""
+    """Answer requests until the other side of the connection is gone."""
     _end_with(lifeline)
     connection = Connection(handle)
     here = os.getpid()
@@ -568,18 +570,18 @@ def serve(handle: int, lifeline: int) -> NoReturn:
         reason, answer = "", b""
         try:
             answer = compute(*pickle.loads(request))
-        except Exception as error:  # it isn't the transformation's
+        except Exception as error:  # not the transformation's
             reason = in_one_line(error)
-        if os.getpid() != here:  # a process that the user's code has forked, and that came back
+        if os.getpid() != here:  # a process forked by user code, which returned here
             os._exit(0)
         connection.send_bytes(pickle.dumps((reason, answer), 5))
 
 
 def _end_with(lifeline: int) -> None:
-    """Let the kernel end this process, and what it has started, when the lifeline is cut.
+    """Let the kernel end this process, and those it started, when the lifeline is cut.
 
-    Not a thread, which would watch for it: what the user's code forks would have a copy of its
-    locks. Where there are no such signals, the process ends after what it is doing.
+    Not with a thread that watches: processes forked by user code would have copies of its locks.
+    Where there are no such signals, the process ends after its current work.
     """
     with suppress(AttributeError, OSError):
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)

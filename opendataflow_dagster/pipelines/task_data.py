@@ -1,7 +1,7 @@
-"""What a task is given besides its arguments: data, by the way that suits the session.
+"""The data that a task receives, sent in the way that suits the session.
 
-Where tasks surely run on this machine, that is a file; on a cluster, a broadcast; and with a
-server of Spark Connect, an artifact. Little data goes with the task itself.
+If tasks certainly run on this machine, it is a file; on a cluster, a broadcast; with a Spark
+Connect server, an artifact. Small data travels inside the task itself.
 """
 
 import atexit
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 MAX_INLINE_BYTES = 512 * 1024
-"""Bytes that go with the task; a larger one would be broadcast by Spark, and never removed."""
+"""Bytes that travel inside the task; Spark would broadcast larger ones, and never remove them."""
 
 DEFAULT_RESULT_BYTES = 256 * 2**20
-"""Bytes of a result that goes through Java, if how much room it has can't be told."""
+"""Bytes of a result that goes through Java, if its free memory isn't known."""
 
 
 class Parcel(Protocol):
     """Bytes on their way to a task."""
 
     def open(self) -> bytes:
-        """The bytes, in the task."""
+        """Return the bytes, in the task."""
         ...
 
     def drop(self) -> None:
@@ -90,12 +90,12 @@ class Artifact(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """A folder of the driver's: a task that sees it leaves a large result there."""
+    """A folder of the driver: a task that can see it puts a large result there."""
 
     folder: str
     word: str
     room: int
-    """Bytes that a result may have that goes through Java."""
+    """The most bytes of a result that goes through Java."""
 
     def shared(self) -> bool:
         """Whether this machine is the driver's."""
@@ -110,10 +110,10 @@ class Shipper:
     """Sends data to processes of this machine."""
 
     local = True
-    """Whether the processes surely see this machine's files."""
+    """Whether the processes certainly see this machine's files."""
 
     def send(self, data: bytes) -> Parcel:
-        """Bytes that a task can open; they stay until they are dropped."""
+        """Return bytes that a task can open; they stay until they are dropped."""
         return Inline(data) if len(data) <= MAX_INLINE_BYTES else self._send_much(data)
 
     def _send_much(self, data: bytes) -> Parcel:
@@ -154,7 +154,8 @@ class SparkShipper(Shipper):
         if self.remote:
             return DEFAULT_RESULT_BYTES
         java: Any = self.spark.sparkContext._jvm
-        # Spark has it several times on its way, and a Java that is full ends with all its jobs.
+        # Spark copies it several times on the way, and a Java without memory ends with all its
+        # jobs.
         return java.java.lang.Runtime.getRuntime().maxMemory() // 8
 
 
@@ -165,7 +166,7 @@ class _Known:
 
 
 def _folder() -> tuple[str, str]:
-    """This process's folder for what is on its way, and the word in it that tells it apart."""
+    """Return this process's folder for data on its way, and the token in it that identifies it."""
     with _Known.lock:
         if _Known.folder is None or _Known.pid != os.getpid():
             path, word = tempfile.mkdtemp(prefix="odf-exchange-"), os.urandom(16).hex()
@@ -177,18 +178,18 @@ def _folder() -> tuple[str, str]:
 
 
 def _remove(path: str, pid: int) -> None:
-    if os.getpid() == pid:  # not a process that was forked from this one
+    if os.getpid() == pid:  # not in a process forked from this one
         shutil.rmtree(path, ignore_errors=True)
 
 
-# --- a project's files: used where they are if the task's machine has them, else unpacked ---
+# --- a project's files: used in place if the task's machine has them, otherwise unpacked ---
 
 
 MAX_PROJECT_BYTES = 256 * 2**20
-"""Bytes of a project that are sent to a cluster."""
+"""The most bytes of a project that are sent to a cluster."""
 
 DATA_FOLDERS = {"sources", "output"}
-"""Folders of a project that its tasks are given the rows of, or don't read."""
+"""Folders of a project that tasks don't read themselves; sources reach them as rows."""
 
 EXCLUDED_FOLDERS = {"__pycache__", "node_modules"}
 
@@ -196,23 +197,23 @@ Listing = list[tuple[str, int, int]]
 
 
 class ProjectSnapshot(NamedTuple):
-    """Where a project is, and what its files are."""
+    """Where a project is, and what its files contain."""
 
     root: str
     stamp: str
     """Changes when a file does."""
     content: str = ""
     archive: Parcel | None = None
-    """What to unpack where the very same files aren't; None: they are there."""
+    """What to unpack on a machine that lacks these files; None: they are there."""
 
     def settle(self) -> Path:
-        """The project's folder, in a task."""
+        """Return the project's folder, in a task."""
         root = Path(self.root)
         if self.archive is None or _content_of(root) == self.content:
             return root
         from pyspark import SparkFiles
 
-        # Spark's own folder for files: it is nobody else's, and goes with the application.
+        # Spark's own folder for files: nobody else uses it, and it goes with the application.
         path = Path(SparkFiles.getRootDirectory()).resolve() / f"odf-project-{self.content}"
         if not path.exists():
             with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
@@ -221,7 +222,7 @@ class ProjectSnapshot(NamedTuple):
                 try:
                     os.rename(os.path.join(temporary, "project"), path)
                 except OSError:
-                    if not path.exists():  # else another task was faster
+                    if not path.exists():  # otherwise another task was faster
                         raise
         return path
 
@@ -246,9 +247,9 @@ class ProjectSnapshots:
 
 
 def listing(root: Path) -> Listing:
-    """The project's files with their sizes and times; without environments and hidden folders.
+    """Return the project's files with sizes and times, without environments and hidden folders.
 
-    Of a copy of its code, too: the folders that it links to have none, and are in it all the same.
+    For a copy of its code, too: the folders that it links to have none, but belong to it.
     """
     found: Listing = []
     home = os.readlink(root / LINK) if (root / LINK).is_symlink() else None
@@ -268,7 +269,7 @@ def listing(root: Path) -> Listing:
         )
         for name in sorted(names):
             path = os.path.join(above, name)
-            # What holds credentials stays here.
+            # Files with credentials stay here.
             if name == PROPERTIES or (secret and os.path.abspath(secret) == path):
                 continue
             try:
@@ -281,7 +282,7 @@ def listing(root: Path) -> Listing:
 
 
 def _belongs(folder: str, root: Path, home: str) -> bool:
-    """Whether a folder in a copy isn't one that the project itself only links to."""
+    """Whether a folder in a copy is the project's own, not one that the project links to."""
     if not os.path.islink(folder):
         return True
     own = os.path.join(home, os.path.relpath(folder, root))
@@ -292,7 +293,7 @@ _contents: dict[str, tuple[str, str]] = {}
 
 
 def _content_of(root: Path) -> str:
-    """What a folder here has, if it is there; read again only when a file has changed."""
+    """Return the content of a folder here, if it exists; read again only after a change."""
     if not root.is_dir():
         return ""
     files = listing(root)
@@ -319,8 +320,9 @@ def _packed(root: Path, files: Listing) -> bytes:
     if size > MAX_PROJECT_BYTES:
         large = max(files, key=lambda file: file[1])[0]
         raise DataflowError(
-            f"Project {root} has {size >> 20} MB to send to the cluster, of at most "
-            f"{MAX_PROJECT_BYTES >> 20}; its largest file is {large}. Move data into sources/."
+            f"Project {root} has {size >> 20} MB to send to the cluster, but at most "
+            f"{MAX_PROJECT_BYTES >> 20} MB are sent; its largest file is {large}. Move data into "
+            "sources/."
         )
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:

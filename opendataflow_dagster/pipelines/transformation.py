@@ -1,4 +1,4 @@
-"""One transformation: a file with a function `run`, loaded as it is, and called."""
+"""One transformation: a file with a function `run`, loaded unchanged and called."""
 
 import ast
 import inspect
@@ -22,7 +22,7 @@ NO_STREAM: Any = object()
 
 
 class TransformationError(DataflowError):
-    """A transformation can't be loaded, or has failed."""
+    """A transformation can't be loaded, or it failed."""
 
     def __init__(self, message: str, *, trace: str = "", printed: str = "") -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class TransformationError(DataflowError):
 
 
 class Shape(NamedTuple):
-    """What a `run` takes."""
+    """The parameters of a `run`."""
 
     least: int
     most: int | None
@@ -41,7 +41,7 @@ class Shape(NamedTuple):
 
 
 class Transformation(NamedTuple):
-    """A loaded transformation, to be called in its project's surroundings."""
+    """A loaded transformation, called in its project's surroundings."""
 
     root: Path
     pipeline: str
@@ -50,18 +50,18 @@ class Transformation(NamedTuple):
     module: ModuleType
     shape: Shape
     printed: str
-    """What the file printed when it was loaded."""
+    """What the file printed while it was loaded."""
 
     def __call__(self, frames: Sequence[Any], stream: Any = NO_STREAM) -> tuple[Any, str]:
-        """The DataFrame that `run` makes of as many of `frames` as it takes, and what it printed.
+        """Call `run` with as many of `frames` as it takes; return its result and what it printed.
 
-        The frames are handed over as they are: `run` may change them.
+        The frames aren't copied: `run` may change them.
         """
         returned, printed = self.call(frames, stream)
         return _checked_frame(returned, printed), printed
 
     def call(self, frames: Sequence[Any], stream: Any = NO_STREAM) -> tuple[Any, str]:
-        """What `run` returns, whatever it is, and what it printed."""
+        """Return whatever `run` returns, and what it printed."""
         given = frames if self.shape.most is None else frames[: self.shape.most]
         if len(given) < self.shape.least:
             raise TransformationError(
@@ -77,14 +77,14 @@ class Transformation(NamedTuple):
             keywords = {"stream": stream}
         elif self.shape.needs_stream:
             raise TransformationError(
-                "`run` needs a `stream`, and there is none. Write `stream=None`, or give samples."
+                "`run` needs a `stream`, but there is none. Write `stream=None`, or give samples."
             )
         with _users_code(self.root) as prints:
             returned = self.module.run(*given, **keywords)
         if inspect.iscoroutine(returned):
-            returned.close()  # else Python warns of it
+            returned.close()  # otherwise Python warns about it
             raise TransformationError(
-                "`run` is `async`, and nothing awaits it. Write a plain `def run`, which may "
+                "`run` is `async`, but nothing awaits it. Write a plain `def run`, which may "
                 "call `asyncio.run`.",
                 printed=prints.text,
             )
@@ -92,7 +92,7 @@ class Transformation(NamedTuple):
 
 
 def supported_engine(project: Project, slug: str, name: str) -> str:
-    """The engine of a transformation; one that the project's can't run is refused."""
+    """Return the engine of a transformation; one that the project's engine can't run is refused."""
     path = project.transformation_file(slug, name)
     engine = engine_of(path)
     if engine == PANDAS_ON_SPARK:
@@ -104,9 +104,9 @@ def supported_engine(project: Project, slug: str, name: str) -> str:
     if engine == SPARK and project.engine == LOCAL:
         raise TransformationError(
             f"{path.relative_to(project.root)}: `run` takes pyspark.sql.DataFrame, and the engine "
-            "local runs transformations of pandas only. Annotate its first parameter as "
-            "pandas.DataFrame, or run the project on Spark, which is the engine without "
-            "`engine: local` or --engine local."
+            "local engine runs only transformations of pandas. Annotate its first parameter as "
+            "pandas.DataFrame, or run the project on Spark, which is the default engine: leave out "
+            "`engine: local` and --engine local."
         )
     return engine
 
@@ -125,7 +125,7 @@ def load(project: Project, slug: str, name: str) -> Transformation:
     module = ModuleType(f"pipelines.{slug}.{name}")
     module.__file__ = str(path)
     module.__package__ = f"pipelines.{slug}"
-    # Existing files may rely on these three: the original's server imports them in their place.
+    # Existing files may rely on these three: the original's server imports them for its files.
     module.__dict__.update(inspect=inspect, json=json, pd=pandas)
     with _users_code(project.root) as prints:
         sys.modules[module.__name__] = module
@@ -144,9 +144,9 @@ def load(project: Project, slug: str, name: str) -> Transformation:
 
 @contextmanager
 def _users_code(root: Path) -> Iterator[Prints]:
-    """Let the user's code run in its project's surroundings; what it raises is its failure.
+    """Run the user's code in its project's surroundings; its exceptions are its own failure.
 
-    Except for an interruption, which the handler of a signal raises in the middle of it.
+    Except for an interruption, which a signal handler raises in the middle of it.
     """
     prints = Prints()
     with surroundings(root), signals() as came:
@@ -215,7 +215,7 @@ def _failed(error: BaseException, root: Path, printed: str) -> TransformationErr
 
 
 def _trace(error: BaseException, root: Path, depth: int = 5) -> str:
-    """The traceback from the user's file on; of its causes, those that the user's code had too."""
+    """The traceback from the user's file on, with those causes that were in user code, too."""
     top = _first_of(error.__traceback__, root)
     trace = "".join(traceback.format_exception(type(error), error, top, chain=False))
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -231,7 +231,7 @@ def _first_of(trace: TracebackType | None, root: Path) -> TracebackType | None:
 
 
 def _under(file: str, root: Path) -> bool:
-    """Whether a file is the user's: our package, or an environment, may lie in the project too."""
+    """Whether a file is the user's: our package, or an environment, may be in the project too."""
     path = Path(file)
     if not path.is_relative_to(root) or Path(__file__).parent in path.parents:
         return False
@@ -246,21 +246,21 @@ def _frames(number: int) -> str:
     return f"{number} frame{'' if number == 1 else 's'}"
 
 
-# What the parameters of a `run` ask for, read without running its file: an engine, or items.
+# What the parameters of a `run` require, read without executing its file: an engine, or items.
 
 
 PANDAS, SPARK = "pandas", "spark"
 PANDAS_ON_SPARK = "pandas-on-spark"
-"""An annotation that we read only to refuse it: frames of it were an engine of their own once."""
+"""An annotation that we recognize only to refuse it: it once selected an engine of its own."""
 
 STARRED = {"pandas", "pyspark.pandas", "pyspark.sql"}
-"""The modules whose DataFrame `import *` brings."""
+"""The modules that bring a DataFrame by `import *`."""
 
 
 def engine_of(file: Path | str | ModuleType) -> str:
-    """The engine that the first parameter of `run` names, of a file that isn't run for it.
+    """Return the engine that the first parameter of `run` names; the file isn't executed.
 
-    What can't be told is pandas: a file with an error, or a `run` that another file defines.
+    If that is unclear, it is pandas: for a file with an error, or a `run` defined in another file.
     """
     path = getattr(file, "__file__", None) if isinstance(file, ModuleType) else file
     tree = _parsed(Path(path or ""))
@@ -274,9 +274,9 @@ def engine_of(file: Path | str | ModuleType) -> str:
 
 
 def takes_stream(file: Path, root: Path, name: str = "run", depth: int = 20) -> bool | None:
-    """Whether `run` of a file of the project has a parameter `stream`; None: that can't be read.
+    """Whether `run` in a project's file has a parameter `stream`; None: unreadable.
 
-    A function that another file of the project defines is read there.
+    If another file of the project defines the function, that file is read.
     """
     tree = _parsed(file)
     found = tree and _function(tree.body, name, tree.body)
@@ -297,7 +297,7 @@ class Imported(NamedTuple):
     name: str
 
     def file(self, by: Path, root: Path) -> Path | None:
-        """The module's file, if it is one of the project."""
+        """Return the module's file, if it belongs to the project."""
         base = by.parents[self.level - 1] if self.level else root
         place = base.joinpath(*self.module.split(".")) if self.module else base
         for path in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
@@ -308,7 +308,7 @@ class Imported(NamedTuple):
 
 def _parsed(file: Path) -> ast.Module | None:
     try:
-        with warnings.catch_warnings(action="ignore"):  # a strange escape is told when it runs
+        with warnings.catch_warnings(action="ignore"):  # invalid escapes are reported when it runs
             return ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
@@ -317,9 +317,9 @@ def _parsed(file: Path) -> ast.Module | None:
 def _function(
     body: Sequence[ast.stmt], name: str, module: Sequence[ast.stmt], depth: int = 20
 ) -> ast.arguments | Imported | None:
-    """The parameters of the function that some statements leave under a name.
+    """Return the parameters of the function that some statements leave under a name.
 
-    Of two branches it is the first that has one; and of `run = go`, those of `go`.
+    Of two branches, the first that defines it counts; `run = go` has the parameters of `go`.
     """
     if depth == 0:
         return None
@@ -345,7 +345,7 @@ def _function(
 
 
 def _assigned(node: ast.stmt) -> list[str]:
-    """The names that a statement gives to the value on its right."""
+    """Return the names to which a statement assigns the value on its right."""
     targets: list[ast.expr] = []
     if isinstance(node, ast.Assign):
         targets = node.targets
@@ -355,7 +355,7 @@ def _assigned(node: ast.stmt) -> list[str]:
 
 
 def _branches(node: ast.stmt) -> list[list[ast.stmt]]:
-    """What an `if`, a `try` or a `with` holds, the likeliest first, except for what never runs."""
+    """Return the bodies of an `if`, `try` or `with`, the likeliest first, without dead branches."""
     test = node.test if isinstance(node, ast.If) else None
     named = getattr(test, "id", None) or getattr(test, "attr", None)
     unmet = named == "TYPE_CHECKING" or (test and ast.unparse(test) == "__name__ == '__main__'")
@@ -365,9 +365,9 @@ def _branches(node: ast.stmt) -> list[list[ast.stmt]]:
 
 
 def _names(tree: ast.Module) -> dict[str, str | ast.expr]:
-    """What the names of a file stand for: a dotted name that is imported, or an expression."""
+    """Return what the names of a file mean: an imported dotted name, or an expression."""
     found: dict[str, str | ast.expr] = {}
-    for node in ast.walk(tree):  # imports may stand under `if TYPE_CHECKING:`
+    for node in ast.walk(tree):  # imports may be under `if TYPE_CHECKING:`
         if isinstance(node, ast.Import):
             for name in node.names:
                 top = name.name.partition(".")[0]
@@ -383,13 +383,13 @@ def _names(tree: ast.Module) -> dict[str, str | ast.expr]:
             found[node.targets[0].id] = node.value
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
             found[node.target.id] = node.value
-        elif type(node).__name__ == "TypeAlias":  # `type Frame = …`, of Python 3.12
+        elif type(node).__name__ == "TypeAlias":  # `type Frame = …` in Python 3.12
             found[node.name.id] = node.value  # pyright: ignore
     return found
 
 
 def _engine(given: ast.expr, known: dict[str, str | ast.expr], depth: int = 20) -> str | None:
-    """The engine that an annotation names somewhere: `Optional[ps.DataFrame]` does, too."""
+    """Return the engine that an annotation names anywhere, as in `Optional[ps.DataFrame]`."""
     if depth == 0:
         return None
     if isinstance(given, ast.Constant) and isinstance(given.value, str):
@@ -431,7 +431,7 @@ def _of_name(name: str) -> str | None:
 
 
 class Expectations(NamedTuple):
-    """Frames that are the caller's own: changing them changes nothing in the file's module."""
+    """Frames that belong to the caller: changing them changes nothing in the file's module."""
 
     inputs: list[Any]
     output: Any
@@ -440,10 +440,10 @@ class Expectations(NamedTuple):
 
 
 def expectations_of(module: ModuleType) -> Expectations:
-    """Read a file's expectations, in any form that they may have."""
+    """Read a file's expectations, in any of the supported forms."""
     inputs = _read(module, ("expected_inputs", "expected_input"))
     if not inputs:
-        raise TransformationError("`expected_inputs` is empty: there is nothing to run on.")
+        raise TransformationError("`expected_inputs` is empty: there is nothing to run with.")
     outputs = _read(module, ("expected_output",))
     if len(outputs) > 1:
         raise TransformationError(
@@ -453,7 +453,7 @@ def expectations_of(module: ModuleType) -> Expectations:
 
 
 def copied(frame: Any) -> Any:
-    """A copy that shares nothing, not even the lists in its cells."""
+    """Return a copy that shares nothing, not even the lists in its cells."""
     import pandas
 
     copied = frame.copy(deep=True)
@@ -469,11 +469,11 @@ def _read(module: ModuleType, names: tuple[str, ...]) -> list[Any]:
         given = module.__dict__.get(name)
         if given is not None:
             return [_frame_of(rows, name) for rows in _listed(given, name)]
-    raise TransformationError(f"`{names[0]}` is missing: without it nothing is tested.")
+    raise TransformationError(f"`{names[0]}` is missing: nothing is tested without it.")
 
 
 def _listed(given: Any, name: str) -> list[Any]:
-    """One element per frame."""
+    """Return one element per frame."""
     import pandas
 
     if isinstance(given, pandas.DataFrame | Mapping):

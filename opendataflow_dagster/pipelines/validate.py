@@ -38,17 +38,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# Deep comparison of two tables, which tells the cells that differ. The index of the rows and the
-# order of the columns don't count; the order of the rows does. Anything missing (None, NaN, NaT,
-# NA) equals anything missing. 1 equals 1.0, but True isn't 1, a date isn't a text, nor a moment.
+# Deep comparison of two tables, cell by cell. The index of the rows and the order of the columns
+# don't matter; the order of the rows does. Missing values (None, NaN, NaT, NA) are equal. 1 equals
+# 1.0, but True isn't 1, and a date is neither a string nor a timestamp.
 
 
 TOLERANCE = 1e-12
 SHORT = 1e-6
-"""Of numbers that were kept in 32 bits."""
+"""For numbers that were stored in 32 bits."""
 MAX_SHOWN_CHARACTERS = 80
 SIMPLE = (str, int, float, bool)
-"""Types of most cells, which are compared by a shorter way."""
+"""The types of most cells, which take a shortcut in the comparison."""
 
 
 class Difference(NamedTuple):
@@ -67,7 +67,7 @@ class Difference(NamedTuple):
         return f"{place}: expected {_shown(self.expected)}, got {_shown(self.got)}"
 
     def told(self) -> dict[str, Any]:
-        """For JSON; a row counts from 0, as pandas does."""
+        """Return an object for JSON; rows count from 0, as in pandas."""
         column = None if self.column is None else str(self.column)
         row = {"column": column, "row": self.row}
         return row | {
@@ -78,7 +78,7 @@ class Difference(NamedTuple):
 
 
 def differences(expected: Any, got: Any) -> Iterator[Difference]:
-    """What of two DataFrames differs: columns first, then the number of rows, then cells."""
+    """Yield how two DataFrames differ: columns first, then the number of rows, then cells."""
     wanted, found = _columns(expected), _columns(got)
     # `[]` can't say which columns there are.
     if wanted or len(got):
@@ -86,7 +86,7 @@ def differences(expected: Any, got: Any) -> Iterator[Difference]:
             if key not in found:
                 name = expected.columns[place]
                 there = ", ".join(map(_shown, got.columns))
-                what = f"column {_shown(name)} is missing; there are: {there or 'none'}"
+                what = f"column {_shown(name)} is missing; the output has: {there or 'none'}"
                 yield Difference(name, None, "a column", None, what)
         for key, place in found.items():
             if key not in wanted:
@@ -103,7 +103,7 @@ def differences(expected: Any, got: Any) -> Iterator[Difference]:
 
 
 def identical(one: Any, other: Any) -> bool:
-    """Whether nothing at all was done to a table: not even a column's type was changed."""
+    """Whether a table is completely unchanged, down to the type of each column."""
     first, second = _columns(one), _columns(other)
     if first.keys() != second.keys() or len(one) != len(other):
         return False
@@ -120,7 +120,7 @@ def identical(one: Any, other: Any) -> bool:
 
 
 def equal(expected: Any, got: Any, tolerance: float = TOLERANCE) -> bool:
-    """Whether two values mean the same."""
+    """Whether two values are equivalent."""
     expected, got = _plain(expected), _plain(got)
     if _missing(expected) or _missing(got):
         return _missing(expected) and _missing(got)
@@ -139,12 +139,12 @@ def equal(expected: Any, got: Any, tolerance: float = TOLERANCE) -> bool:
         )
     try:
         return bool(expected == got)
-    except Exception:  # the values are the user's: they may refuse to be compared
+    except Exception:  # user values may refuse to be compared
         return False
 
 
 def _columns(frame: Any) -> dict[tuple[Any, int], int]:
-    """Where each column is; of several of one name, the first, the second, and so on."""
+    """Return where each column is; columns with one name are numbered in their order."""
     found: dict[tuple[Any, int], int] = {}
     for place, name in enumerate(map(_known, frame.columns)):
         turn = 0
@@ -158,7 +158,7 @@ _NAMELESS = object()
 
 
 def _known(name: Any) -> Any:
-    """The name of a column that equals others: NaN doesn't equal itself."""
+    """Return a column's name that equals itself, even for NaN."""
     if isinstance(name, tuple):
         return tuple(map(_known, name))
     return _NAMELESS if _missing(name) else name
@@ -179,7 +179,7 @@ def _same_number(one: Any, other: Any, tolerance: float) -> bool:
         return True
     exact = isinstance(one, Decimal) and isinstance(other, Decimal)
     if exact or (_whole(one) and _whole(other)):
-        return False  # an id with a digit that is wrong is another id, however long it is
+        return False  # an id with one wrong digit is another id, however long it is
     try:
         return isclose(one, other, rel_tol=tolerance, abs_tol=1e-12)
     except (TypeError, OverflowError, ValueError):
@@ -193,7 +193,7 @@ def _whole(number: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    # datetime is a date, and bool a number, to Python: the order counts.
+    # To Python, datetime is a date, and bool a number: the order matters.
     kinds = {
         "bool": bool,
         "number": (int, float, Decimal, complex),
@@ -210,7 +210,7 @@ def _kind(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What numpy's scalars and arrays are in Python."""
+    """Convert numpy's scalars and arrays to Python's."""
     import numpy
     import pandas
 
@@ -243,11 +243,11 @@ def _rows(number: int) -> str:
 
 
 MAX_DIFFERENCES = 20
-"""Differences that are kept of one transformation."""
+"""Differences of one transformation that are kept."""
 
 
 class ValidationResult(NamedTuple):
-    """How one transformation did; without a name, what is wrong with the whole pipeline."""
+    """The result of one transformation; without a name, what is wrong with the whole pipeline."""
 
     pipeline: str
     transformation: str | None
@@ -275,9 +275,9 @@ def validate(
     *,
     say: Say = lambda line: None,
 ) -> Iterator[ValidationResult]:
-    """Validate the project's pipelines, or one of them, as they are declared.
+    """Validate the project's pipelines, or one of them, as declared.
 
-    Sources that are no files are looked for in the tables that are configured.
+    Sources that aren't files are looked up in the configured tables.
     """
     forget(project.root)
     if pipeline is not None:
@@ -291,9 +291,9 @@ def validate(
 def examined(
     project: Project, config: str | None = None, *, say: Say = lambda line: None
 ) -> list[Pipeline]:
-    """The pipelines of a project, each with all that is wrong around its transformations.
+    """Yield the pipelines of a project, each with all that is wrong around its transformations.
 
-    A folder of transformations that project.yml doesn't name is one, too.
+    A folder of transformations that project.yml doesn't name counts as one, too.
     """
     elsewhere = _elsewhere(project, config, say)
     found = []
@@ -304,12 +304,12 @@ def examined(
             if elsewhere is not None and not _is_there(project, source, elsewhere):
                 file = project.source_file(source).relative_to(project.root)
                 trouble.append(
-                    f"{where}: source {source!r} is {file}, which doesn't exist. Put the file "
+                    f"{where}: source {source!r} is {file}, which doesn't exist. Put a file "
                     f"there, or run: odf dataset add {typed(source)} --hostname /path/FILE.csv"
                 )
         for file in _unlisted(project, pipeline.slug, pipeline.transformations):
             trouble.append(
-                f"{where}: {file.relative_to(project.root)} isn't one of the `transformations`. "
+                f"{where}: {file.relative_to(project.root)} isn't listed in `transformations`. "
                 "List it, or remove the file."
             )
         found.append(pipeline._replace(trouble=_joined(trouble)))
@@ -325,7 +325,7 @@ def examined(
 
 
 def _elsewhere(project: Project, config: str | None, say: Say) -> set[str] | None:
-    """The sources that the tables know a place or a writer of; None: they can't be asked."""
+    """Return the sources for which the tables have a place or a writer; None: unreadable."""
     store, is_built_in = None, False
     try:
         settings = project_settings(project.root, config)
@@ -336,7 +336,7 @@ def _elsewhere(project: Project, config: str | None, say: Say) -> set[str] | Non
     except DataflowError as error:
         if is_built_in and isinstance(error, NoDatabase):  # nothing has run here yet
             return set()
-        say(f"Sources that are no files weren't looked for. {first_line(error)}.")
+        say(f"Sources that aren't files weren't checked. {first_line(error)}.")
         return None
     finally:
         if store is not None:
@@ -344,19 +344,19 @@ def _elsewhere(project: Project, config: str | None, say: Say) -> set[str] | Non
 
 
 def _joined(trouble: Sequence[str]) -> str | None:
-    """All that is wrong in one line."""
+    """Join all that is wrong into one line."""
     return "; ".join([*(fault.rstrip(".") for fault in trouble[:-1]), *trouble[-1:]]) or None
 
 
 def _is_there(project: Project, source: str, elsewhere: Collection[str]) -> bool:
-    """Whether a source is a file, is made by a pipeline, or is known to the tables."""
+    """Whether a source is a file, is produced by a pipeline, or is known to the tables."""
     if source in elsewhere or project.source_file(source).is_file():
         return True
     return bool(makers_of(project, source))
 
 
 def _unlisted(project: Project, slug: str, listed: Sequence[str]) -> list[Path]:
-    """The transformations in a pipeline's folder that it doesn't list, and no file imports."""
+    """Return the files in a pipeline's folder that it doesn't list and no file imports."""
     folder = project.root / "pipelines" / slug
     stray = [
         file
@@ -379,12 +379,12 @@ def _unlisted(project: Project, slug: str, listed: Sequence[str]) -> list[Path]:
 
 
 def names_of(pipeline: Pipeline) -> list[str | None]:
-    """What there is to validate: None stands for the pipeline's own trouble."""
+    """Return what to validate: None stands for the pipeline's own trouble."""
     return [*([None] if pipeline.trouble else []), *dict.fromkeys(pipeline.transformations)]
 
 
 def validate_one(project: Project, pipeline: Pipeline, name: str | None) -> ValidationResult:
-    """Run one transformation on its expected inputs, and judge what it returns."""
+    """Run one transformation on its expected inputs, and judge its output."""
     if name is None:
         return ValidationResult(pipeline.slug, None, "project.yml", message=pipeline.trouble or "")
     file = project.transformation_file(pipeline.slug, name).relative_to(project.root)
@@ -393,7 +393,7 @@ def validate_one(project: Project, pipeline: Pipeline, name: str | None) -> Vali
     try:
         native = supported_engine(project, pipeline.slug, name) != PANDAS
         transformation = load(project, pipeline.slug, name)
-        if not native:  # else the file is loaded once more, where Spark is
+        if not native:  # otherwise the file is loaded once more, where Spark is
             printed = transformation.printed
         found, said = _judge(project, transformation, native)
         printed += said
@@ -403,7 +403,7 @@ def validate_one(project: Project, pipeline: Pipeline, name: str | None) -> Vali
     except TransformationError as error:
         printed += error.printed
         verdict = verdict._replace(message=str(error), traceback=error.trace)
-    except DataflowError as error:  # of Spark, which some are for
+    except DataflowError as error:  # some are Spark's
         verdict = verdict._replace(message=str(error))
     return verdict._replace(seconds=time.perf_counter() - start, printed=printed)
 
@@ -419,7 +419,7 @@ def _judge(
     printed, output = "", None
     frames = [copied(frame) for frame in inputs]
     if samples == []:
-        raise TransformationError("`stream` is empty: there is nothing to run on.")
+        raise TransformationError("`stream` is empty: there is nothing to run with.")
     try:
         # One item's result is the first frame of the next.
         for sample in [NO_STREAM] if samples is None else samples:
@@ -433,7 +433,7 @@ def _judge(
     one = next(found, None)
     if one is None and identical(inputs[0], output):
         raise TransformationError(
-            "The output equals the input, so this tests nothing. Give an input that changes.",
+            "The output equals the input, so this tests nothing. Use an input that changes.",
             printed=printed,
         )
     return chain([one] if one else [], found), printed
@@ -446,23 +446,23 @@ def _in_short(found: tuple[Difference, ...], many: int) -> str:
     return f"{found[0]}{more}"
 
 
-# Validating transformations of Spark's own frames: on a session of this process.
+# Validates transformations of Spark's own frames, in a session of this process.
 
 
 class Native:
-    """A transformation of Spark's own frames, called like one of pandas' frames."""
+    """A transformation of Spark's own frames, called like one of pandas frames."""
 
     def __init__(self, project: Project, transformation: Transformation) -> None:
         self.project, self.of = project, transformation
 
     def __call__(self, frames: Sequence[Any], item: Any) -> tuple[Any, str]:
-        """The frame, as one of pandas, that it makes of some, and what it printed."""
+        """Return the resulting frame, converted to pandas, and what was printed."""
         with Engine(self.project, _session) as engine:
             ran = engine.run(self.of.pipeline, self.of.name, frames, item)
             return as_pandas(ran.frame), ran.printed
 
     def differences(self, expected: Any, got: Any) -> Iterator[Difference]:
-        """What differs; rows may come in any order, as Spark promises none."""
+        """Yield the differences; rows may come in any order, as Spark guarantees none."""
         if next(differences(expected, got), None) is not None:
             yield from differences(_in_order(expected), _in_order(got))
 
@@ -474,7 +474,7 @@ def _session() -> "SparkSession":
 
 
 def _in_order(frame: Any) -> Any:
-    """The rows in an order that depends on nothing but what is in them."""
+    """Sort rows by nothing but their content."""
     columns = sorted(frame.columns, key=str)
     keys = [[_key(cell) for cell in frame[column]] for column in columns]
     places = sorted(range(len(frame)), key=lambda place: [key[place] for key in keys])
@@ -486,28 +486,28 @@ def _key(cell: Any) -> str:
 
     if pandas.api.types.is_scalar(cell) and pandas.isna(cell):
         return ""
-    if isinstance(cell, int | float):  # 1 and 1.0 are the same
+    if isinstance(cell, int | float):  # 1 and 1.0 are equal
         return f"{cell:.9g}"
     return str(cell)
 
 
-# How verdicts are told: lines for people, objects for programs, JUnit's XML for CI.
+# How verdicts are printed: lines for people, objects for programs, JUnit's XML for CI.
 
 
 ILLEGAL = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 MAX_PRINTED_CHARACTERS = 2000
-"""Letters that are shown of what a failed transformation printed; JSON and XML have all."""
+"""Characters shown of what a failed transformation printed; JSON and XML have everything."""
 
 
 def line_of(verdict: ValidationResult) -> str:
-    """`ok` or `FAILED`, the name, and what is wrong."""
+    """Return `ok` or `FAILED`, the name, and what is wrong."""
     if verdict.passed:
         return f"ok      {verdict.name}"
     return f"FAILED  {verdict.name}: {verdict.message}"
 
 
 def details_of(verdict: ValidationResult) -> Iterator[str]:
-    """What there is to say of a failure beyond its line."""
+    """Yield what there is to say about a failure beyond its line."""
     if len(verdict.differences) > 1:
         yield from (str(difference) for difference in verdict.differences)
     yield from verdict.traceback.rstrip("\n").splitlines()
@@ -519,7 +519,7 @@ def details_of(verdict: ValidationResult) -> Iterator[str]:
 
 
 def summary_of(verdicts: Sequence[ValidationResult]) -> str:
-    """`3 transformations in 2 pipelines: all pass.`"""
+    """Return the summary: `3 transformations in 2 pipelines: all pass.`"""
     failed = sum(not verdict.passed for verdict in verdicts)
     of = len({verdict.pipeline for verdict in verdicts})
     many = sum(verdict.transformation is not None for verdict in verdicts)
@@ -528,7 +528,7 @@ def summary_of(verdicts: Sequence[ValidationResult]) -> str:
 
 
 def object_of(verdict: ValidationResult) -> dict[str, Any]:
-    """A verdict for JSON."""
+    """Return a verdict for JSON."""
     return {
         "pipeline": verdict.pipeline,
         "transformation": verdict.transformation,
@@ -581,7 +581,7 @@ def _totals(verdicts: Sequence[ValidationResult]) -> dict[str, str]:
 
 
 def _legal(text: str) -> str:
-    """Text without the letters that XML can't hold."""
+    """Return text without the characters that XML can't hold."""
     return ILLEGAL.sub("\ufffd", text)
 
 

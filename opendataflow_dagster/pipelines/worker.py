@@ -1,4 +1,4 @@
-"""The process that consumes items: claimed from the queue, with one engine for all pipelines."""
+"""The process that consumes items from the queue, with one engine for all pipelines."""
 
 import json
 import os
@@ -41,29 +41,29 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# Items from the queue: claimed in their order, in batches as large as the pipeline is fast.
+# Items from the queue are claimed in order, in batches that grow with the pipeline's speed.
 
 
 LEASE_SECONDS = 30.0
 """Seconds after which another worker may claim an item, if this one and its machine are gone."""
 
 FIRST_BATCH_ITEMS, MAX_BATCH_ITEMS = 20, 500
-"""Items of a pipeline's first batch, and of any."""
+"""Items of a pipeline's first batch, and of its largest."""
 
 BATCH_SECONDS = 0.5
-"""Seconds that the transformations of a batch should take: its items are READY together."""
+"""Seconds that the transformations of a batch should take: its items become READY together."""
 
 MAX_PAUSE_SECONDS = 30.0
-"""Seconds between two tries to reach a destination that is away, at most."""
+"""The longest wait, in seconds, between two tries to reach a destination that is away."""
 
 POLL_SECONDS = 0.2
-"""Seconds in which a waiting thread notices that the worker ends."""
+"""Seconds within which a waiting thread notices that the worker ends."""
 
 ENDING = "the server is being stopped"
 
 
 class Consumer:
-    """Works on the items of a project's pipelines; one thread at a time on those of one."""
+    """Works on the items of a project's pipelines; one thread at a time per pipeline."""
 
     def __init__(
         self,
@@ -79,14 +79,14 @@ class Consumer:
         self.store, self.current, self.engine, self.pulse = store, current, engine, pulse
         self.runid, self.is_alive, self.say = runid, is_alive, say
         self.stopping = False
-        """Whether no other batch may begin."""
+        """Whether to start no further batch."""
         self.ending = False
-        """Whether the current batches are to be given back."""
+        """Whether to give back the current batches."""
         self._paces: dict[str, Pace] = {}
         self._turns = Turns(lambda: self.stopping or self.ending)
 
     def consume(self, slug: str) -> int:
-        """Work on the next items of a pipeline; their number."""
+        """Work on the next items of a pipeline; return their number."""
         pace = self._paces.setdefault(slug, Pace())
         pipeline, code = self.current.serving(slug)
         if self.stopping or pipeline is None or time.monotonic() < pace.until:
@@ -112,7 +112,7 @@ class QueuedItems(Feeder):
         super().__init__(consumer.store, pipeline, consumer.engine, consumer.pulse, consumer.say)
         self._consumer, self._head, self._pace = consumer, head, pace
         self.given_back = False
-        """Whether the items wait, since something that they need can't be reached."""
+        """Whether the items wait because something they need can't be reached."""
 
     @property
     def output(self) -> str:
@@ -138,7 +138,7 @@ class QueuedItems(Feeder):
         return [source_of(self.store, project, slug) for slug in self.pipeline.sources]
 
     def publish(self, results: Sequence[ItemResult]) -> Mapping[Claim, Verdict]:
-        """Append what each item made; verdicts on those whose claims this worker still has."""
+        """Append the result of each item; verdicts only for claims that this worker still holds."""
         frames = {result.claim: result.ran.frame for result in results if result.ran}
         for claim in self.store.heartbeat(list(frames)):
             del frames[claim]
@@ -169,9 +169,10 @@ class QueuedItems(Feeder):
         return Stop(str(error)) if isinstance(error, Stopped) else None
 
     def give_up(self, error: BaseException, claims: Sequence[Claim]) -> None:
-        """Let the items wait, unless the worker itself can't work any more."""
+        """Let the items wait, unless the worker itself can't continue."""
         if isinstance(error, EngineGone):
-            # One of the items may have ended it: `settle_lost` counts that, and each goes alone.
+            # One of the items may have caused it: `settle_lost` counts that, and each is retried
+            # alone.
             self._consumer.stopping = True
             raise error
         if not isinstance(error, Exception) or self.store.db.trouble(error):
@@ -181,7 +182,7 @@ class QueuedItems(Feeder):
         if reason != self._pace.reason:
             self._pace.reason = reason
             slug = self.pipeline.slug
-            self.say(f"{slug}: {reason}. Its items are tried again in {pause:g} s, then later")
+            self.say(f"{slug}: {reason}. Its items are retried in {pause:g} s, then later")
         self.given_back = True
         give_back(self.store, claims, reason)
 
@@ -210,7 +211,7 @@ class QueuedItems(Feeder):
         self.say(f"{claim.jobid}: item {claim.dataid} failed: {reason}")
 
     def destination(self) -> Destination:
-        """Where the pipeline's items go, as it is registered now."""
+        """Return where the pipeline's items go, as it is registered now."""
         current, slug = self._consumer.current, self.pipeline.slug
         return destination_of(
             self.store,
@@ -222,7 +223,7 @@ class QueuedItems(Feeder):
         )
 
     def _is_held_back(self, claim: Claim) -> bool:
-        """Put an item on HOLD that would replace a newer one; whether that was so."""
+        """Put an item that would replace a newer one on HOLD; return whether it did."""
         try:
             refuse_older(self.store, self.output, claim.jobid, claim.dataid)
         except Overtaken as error:
@@ -234,35 +235,35 @@ class QueuedItems(Feeder):
 
 
 class Pace:
-    """How many items of a pipeline to claim at once, and how long they wait after a failure."""
+    """How many items of a pipeline to claim per batch, and how long they wait after a failure."""
 
     def __init__(self) -> None:
         self.size = FIRST_BATCH_ITEMS
         self.pause = self.until = 0.0
         self.reason = ""
-        """Why its items wait, as it was said last."""
+        """The reason for waiting that was reported last."""
 
     def adapt(self, items: int, seconds: float) -> None:
-        """Fit the next batch to how long this one took."""
+        """Fit the size of the next batch to how long this one took."""
         fit = int(BATCH_SECONDS * items / max(seconds, 0.001))
         self.size = max(1, min(MAX_BATCH_ITEMS, fit, self.size * 2))
 
     def back_off(self) -> float:
-        """Try again later, with one item; after how many seconds."""
+        """Wait before the next try, with one item; return the seconds."""
         self.size = 1
         self.pause = min(MAX_PAUSE_SECONDS, max(1.0, self.pause * 2))
         self.until = time.monotonic() + self.pause
         return self.pause
 
     def recover(self) -> None:
-        """Begin with short pauses again, and say the next reason to wait."""
+        """Start over with short pauses, and report the next reason to wait."""
         self.pause, self.reason = 0.0, ""
 
 
 class Turns:
-    """Lets batches of several pipelines run at once, and a suspect alone.
+    """Lets batches of several pipelines run in parallel, and a suspect item alone.
 
-    A suspect that waits goes before those that come later. Nobody waits once it is `over`.
+    A waiting suspect goes before those that come later. Nobody waits once `over` is set.
     """
 
     def __init__(self, over: Callable[[], bool]) -> None:
@@ -273,7 +274,7 @@ class Turns:
 
     @contextmanager
     def take(self, *, alone: bool) -> Iterator[bool]:
-        """A turn, once it has come; False if it is over before that."""
+        """Wait for a turn; False if `over` is set first."""
         with self._changed:
             is_ours = self._wait(alone)
         try:
@@ -300,26 +301,26 @@ class Turns:
 
 
 LOOK_SECONDS = 1.0
-"""Seconds between two looks at all pipelines, if the server announces no new items."""
+"""Seconds between two checks of all pipelines, if the server announces no new items."""
 
 RECOVER_SECONDS = 5.0
-"""Seconds between two looks for items whose worker is gone, or whose retry is due."""
+"""Seconds between two checks for items whose worker is gone, or whose retry is due."""
 
 NICENESS = 5
-"""How much nicer the worker is than the server: an item is acknowledged first, then worked on."""
+"""The worker's niceness above the server's: acknowledging items goes before working on them."""
 
 THREADS = 4
-"""Pipelines that are worked on at once."""
+"""Pipelines that are worked on in parallel."""
 
 MIN_FOLD_SECONDS, MAX_FOLD_SECONDS = 5.0, 600.0
-"""Seconds between two looks for items to fold: a fiftieth of their age, but within these."""
+"""Seconds between two checks for items to fold: a fiftieth of their age, within these limits."""
 
 MAX_LOSSES = 3
-"""Workers that an item may cost, unless its policy says more: once with others, and twice alone."""
+"""Workers that an item may crash, unless its policy allows more: one with others, two alone."""
 
 
 class Bell:
-    """Hears which pipelines have new items: by standard input, or from our own threads."""
+    """Hears which pipelines have new items: from standard input, or from our own threads."""
 
     def __init__(self, stdin: int = 0) -> None:
         self._ours, self._ring = os.pipe()
@@ -328,11 +329,11 @@ class Bell:
         self.over = False
 
     def ring(self, slug: str = "") -> None:
-        with suppress(BlockingIOError):  # full: it is heard anyway
+        with suppress(BlockingIOError):  # full: the reader wakes up anyway
             os.write(self._ring, slug.encode() + b"\n")
 
     def wait(self, seconds: float) -> set[str]:
-        """The pipelines that were named within so many seconds; `over` once standard input ends."""
+        """Return the pipelines named within so many seconds; `over` once standard input ends."""
         ready, _, _ = select.select(list(self._ends), [], [], seconds)
         slugs: set[str] = set()
         for end in ready:
@@ -366,7 +367,7 @@ class ItemWorker:
         self._away = False
 
     def run(self) -> int:
-        """Work until the bell is over; the exit code."""
+        """Work until the bell is over; return the exit code."""
         consumer = self.consumer
         looked = recovered = 0.0
         with ThreadPoolExecutor(THREADS + 1, thread_name_prefix="items") as pool:
@@ -425,13 +426,13 @@ class ItemWorker:
                 self.bell.ring(slug)
 
     def _fold(self) -> None:
-        """Fold what is old enough; the longer that takes, the later the next time."""
+        """Fold what is old enough; the longer that takes, the later it is done again."""
         store, began, pause = self.consumer.store, time.monotonic(), MAX_FOLD_SECONDS
         try:
             ages = [fold_age(store, slug) for slug in self.consumer.current.taking]
             pause = min([pause, *(age / 50 for age in ages)])
             self._tidied = not fold_items(store) and self._tidied
-            # Once more, until all is given back: after the last item, no fold would ask for it.
+            # Once more, until all is given back: after the last item, no fold would be requested.
             self._tidied = self._tidied or reclaim_room(store)
             self._unfolded = ""
         except Exception as error:
@@ -449,10 +450,10 @@ class ItemWorker:
 
 
 def serve_items(settings: Settings, project: Project, folder: Path, *, say: Say) -> int:
-    """Consume the items of a project until standard input ends; the exit code.
+    """Consume the items of a project until standard input ends; return the exit code.
 
-    The current batches are finished then; on TERM they are given back. `folder` has the last code
-    that the server found good.
+    At that point, the current batches are finished; on TERM, they are given back. `folder` has the
+    last code that the server found valid.
     """
     from ..spark.session import spark_session
 
@@ -494,7 +495,7 @@ def serve_items(settings: Settings, project: Project, folder: Path, *, say: Say)
 
 
 def _consume_all(consumer: Consumer, bell: Bell, say: Say) -> int:
-    """Settle what the worker before left, get ready, and work until the bell is over."""
+    """Settle what the previous worker left, get ready, and work until the bell is over."""
     store, current = consumer.store, consumer.current
     settle_lost(store, consumer.runid, "the worker ended", say=say)
     current.refresh()
@@ -504,13 +505,13 @@ def _consume_all(consumer: Consumer, bell: Bell, say: Say) -> int:
     worker = ItemWorker(consumer, bell, say=say)
     code = worker.run()
     if worker.lost:
-        with suppress(Exception):  # else the next worker does it
+        with suppress(Exception):  # otherwise the next worker does it
             settle_lost(store, consumer.runid, worker.lost, say=say)
     return code
 
 
 def runs_here(settings: Settings) -> bool:
-    """Whether the tasks of a project run on this machine, with the packages that are here."""
+    """Whether the tasks of a project run on this machine, with the packages installed here."""
     from ..spark.settings import MASTER, REMOTE, given_conf, is_local
 
     given = given_conf(settings, None)
@@ -518,7 +519,7 @@ def runs_here(settings: Settings) -> bool:
 
 
 def slots(settings: Settings) -> dict[str, str]:
-    """The setting by which each pipeline has a task of Spark at once, unless a master is set.
+    """Return the setting that gives each pipeline a Spark task, unless a master is set.
 
     With fewer cores than busy pipelines, one would wait for a slow item of another.
     """
@@ -530,9 +531,9 @@ def slots(settings: Settings) -> dict[str, str]:
 
 
 def settle_lost(store: Store, runid: str, why: str, *, say: Say) -> None:
-    """Settle the items of a worker that ended: all may be tried again, each alone.
+    """Settle the items of a worker that ended: all may be retried, each alone.
 
-    An item that ends its worker alone, and again, is held, without any policy; no other is.
+    An item that crashes its worker twice when alone is held, even without a policy; no other is.
     """
     for chunk in settle_run(
         store,
@@ -545,7 +546,7 @@ def settle_lost(store: Store, runid: str, why: str, *, say: Say) -> None:
     ):
         if chunk.status == HOLD:
             say(
-                f"{chunk.jobid}: item {chunk.dataid} is held: {chunk.reason}. Once it is mended, "
+                f"{chunk.jobid}: item {chunk.dataid} is held: {chunk.reason}. Once it is fixed, "
                 f"run: odf resubmit {typed(chunk.jobid)} {chunk.dataid}"
             )
 
@@ -554,13 +555,13 @@ def settle_lost(store: Store, runid: str, why: str, *, say: Say) -> None:
 def alone(root: Path, bell: Bell, say: Say) -> Iterator[bool]:
     """Wait until no other worker of this machine consumes the project's items; False: it is over.
 
-    So items stay in order; and the next worker knows that the claims of the one before are lost.
+    This keeps items in order, and tells the next worker that the previous one's claims are lost.
     """
     folder, said = os.open(root, os.O_RDONLY | os.O_DIRECTORY), False
     try:
         while not try_lock(folder):
             if not said:
-                say("Another worker consumes this project's items: this one stands by")
+                say("Another worker consumes this project's items: this one is on standby")
             said = True
             bell.wait(0.2)
             if bell.over:
@@ -572,12 +573,12 @@ def alone(root: Path, bell: Bell, say: Say) -> Iterator[bool]:
 
 
 def _readiness(store: Store, current: Current) -> str:
-    """Which pipelines take items from now on, and which of them lack a token."""
+    """Describe which pipelines take items from now on, and which of them lack a token."""
     if not (taking := sorted(current.taking)):
-        return "No pipeline takes items: none has a transformation with a parameter `stream`"
+        return "No pipeline takes items: no transformation has a parameter `stream`"
     shut = [slug for slug in taking if not has_token(store, slug)]
     more = "".join(f"; {printable(slug)} needs `odf token {typed(slug)}` first" for slug in shut)
-    return f"Ready: items of {printable(', '.join(taking))} are worked on as they come{more}"
+    return f"Ready: items of {printable(', '.join(taking))} are processed as they arrive{more}"
 
 
 def _digest(root: Path) -> str:

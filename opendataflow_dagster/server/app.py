@@ -43,17 +43,17 @@ from .request import (
 T = TypeVar("T")
 
 COMMIT_UNKNOWN = (
-    "The database doesn't answer: whether this was accepted isn't known. Send it again with the "
-    "same Idempotency-Key; without one, it may be there twice then."
+    "The database doesn't answer, so it isn't known whether this was accepted. Send it again with "
+    "the same Idempotency-Key; without a key, it may then be stored twice."
 )
 
-REFUSED = "The project's files as they are now can't be served; the log of odf serve tells why."
+REFUSED = "The project's current files can't be served; the log of odf serve says why."
 
 REFRESH_SECONDS = 0.5
-"""Seconds between two looks at the project's files."""
+"""Seconds between two checks of the project's files."""
 
 QUERY_THREADS = 4
-"""Threads that ask about tokens and statuses."""
+"""Threads that look up tokens and statuses."""
 
 INLINE_BYTES = 64 * 1024
 """Bytes of a body that is parsed on the event loop; a larger one would hold up other clients."""
@@ -64,7 +64,7 @@ REASONS = TRANSFORMATION, RESULT, AGAIN, HELD = (
     "to be made again",
     "held by the operator",
 )
-"""Why an item isn't READY, as its sender may know it; `odf history` has the rest."""
+"""Why an item isn't READY, in words fit for its sender; `odf history` has the rest."""
 
 
 class ItemConsumer(Protocol):
@@ -204,7 +204,7 @@ class _Endpoints:
             register(self.store, project)
         except DataflowError as error:
             if self.store.db.trouble(error):
-                raise RuntimeError(first_line(error)) from error  # it's no fault of the project
+                raise RuntimeError(first_line(error)) from error  # not the project's fault
             raise
 
     # --- items ---
@@ -221,7 +221,7 @@ class _Endpoints:
           - name: Idempotency-Key
             in: header
             required: false
-            description: A post that is repeated byte for byte with its key is answered as before.
+            description: A post repeated byte for byte with its key gets the first answer again.
             schema: {$ref: "#/components/schemas/IdempotencyKey"}
         requestBody:
           required: true
@@ -243,7 +243,7 @@ class _Endpoints:
                 headers=_retry_after(wait),
             )
         accepted = await self._accept(Post(slug, tuple(texts), key))
-        # After the commit: a worker that looks earlier finds nothing, and would sleep on.
+        # After the commit: a worker that looks earlier would find nothing, and keep sleeping.
         if self.worker:
             self.worker.poke(slug)
         seconds = time.perf_counter() - started
@@ -274,10 +274,10 @@ class _Endpoints:
         try:
             verdict = await self._queue.accept(post)
         except QueueFull:
-            line = "Too much waits for the database. Send it again."
+            line = "Too many posts wait for the database. Send it again."
             raise HTTPException(503, line, headers=_retry_after(1)) from None
         except Exception as error:
-            self._report_outage(error)  # the answer to the commit may be all that was lost
+            self._report_outage(error)  # perhaps only the answer to the commit was lost
             raise HTTPException(503, COMMIT_UNKNOWN, headers=_retry_after(1)) from error
         if isinstance(verdict, Refused):
             if verdict.code == "KEY_REUSED":
@@ -290,7 +290,7 @@ class _Endpoints:
         """Report the status of an item.
 
         ---
-        summary: How an item stands
+        summary: Status of an item
         security: [token: []]
         parameters:
           - $ref: "#/components/parameters/slug"
@@ -322,7 +322,7 @@ class _Endpoints:
         if dataid.isascii() and dataid.isdigit() and len(dataid) < 20:
             row = await self._query(lambda: item_status(self.store, slug, dataid))
             if row is None and (fold := await self._query(lambda: self._fold(slug, dataid))):
-                line = f"Item {dataid} lies within what was folded: {fold}."
+                line = f"Item {dataid} was folded with others: {fold}."
                 raise HTTPException(410, line)
         if row is None:
             raise HTTPException(404, f"Pipeline {slug!r} has no item {printable(dataid)[:40]!r}.")
@@ -332,7 +332,7 @@ class _Endpoints:
         return self.store.db.insist(lambda: fold_of(self.store, slug, dataid))[0]
 
     async def _authorized_pipeline(self, request: Request) -> str:
-        """The pipeline that a request names, if it brings the pipeline's token."""
+        """Return the pipeline that a request names, if it has the pipeline's token."""
         slug = request.path_params["slug"]
         if slug not in self.current.taking:
             why = self.current.others.get(slug)
@@ -373,8 +373,8 @@ class _Endpoints:
                     worker: {type: string}
                     refused:
                       type: string
-                      description: The project's files, as they are now, aren't served. The last
-                        good ones are. The log tells why. Absent if they are.
+                      description: The project's current files aren't served. The last valid
+                        ones are. The log says why. Absent if the current ones are.
                     full:
                       type: array
                       items: {type: string}
@@ -405,7 +405,7 @@ class _Endpoints:
         """Report the server's metrics.
 
         ---
-        summary: Numbers for Prometheus
+        summary: Metrics for Prometheus
         responses:
           200:
             description: Prometheus' text format.
@@ -428,7 +428,7 @@ class _Endpoints:
         """Describe all endpoints for programs.
 
         ---
-        summary: All this for programs
+        summary: This API, for programs
         responses:
           200:
             description: The OpenAPI document.
@@ -441,7 +441,7 @@ class _Endpoints:
         """Describe all endpoints for people.
 
         ---
-        summary: All this for people
+        summary: This API, for people
         responses:
           200:
             description: This page.
@@ -461,7 +461,7 @@ class _Endpoints:
             raise self._unavailable(error) from error
 
     def _ping(self) -> None:
-        """Ask the database anything; a connection that the database has ended isn't used again."""
+        """Run a query; a connection that the database has ended isn't used again."""
         db = self.store.db
         try:
             db.run("claims.now")
@@ -491,7 +491,7 @@ def _answer_error(_: Request, error: HTTPException) -> Response:
 
 
 def _answer_crash(_: Request, __: Exception) -> Response:
-    text = "The server met an error of its own; its log tells more."
+    text = "The server failed with an internal error; its log has the details."
     return JSONResponse({"error": text}, 500, headers={"Connection": "close"})  # uvicorn closes it
 
 
@@ -500,7 +500,7 @@ def _retry_after(seconds: float) -> dict[str, str]:
 
 
 def _public_status(row: dict[str, Any]) -> dict[str, Any]:
-    """The status of an item for its sender: no path of this machine, and no text of an error."""
+    """Return an item's status for its sender: no path of this machine, and no error texts."""
     public = {
         name: value.isoformat(timespec="milliseconds") if isinstance(value, datetime) else value
         for name, value in row.items()

@@ -15,10 +15,10 @@ Verdict: TypeAlias = Accepted | Refused
 QueuedPost: TypeAlias = tuple[Post, "asyncio.Future[Verdict]"]
 
 BATCH_POSTS = 200
-"""Posts of one transaction, at most."""
+"""The most posts per transaction."""
 
 BATCH_ITEMS = 2_000
-"""Items of one transaction, at most, unless a single post has more."""
+"""The most items per transaction, unless a single post has more."""
 
 
 class QueueFull(Exception):
@@ -124,7 +124,8 @@ class CommitQueue:
             verdicts = await self._thread.run(lambda: accept(self._store, posts))
         except Exception as error:
             # One post may hold what the database refuses: commit each alone, so that the others
-            # don't fail with it. If the database itself is in trouble, that would only repeat it.
+            # don't fail with it. If the database itself is in trouble, that would only repeat the
+            # error.
             if len(batch) > 1 and not self._store.db.trouble(error):
                 for queued in batch:
                     await self._commit([queued])

@@ -21,13 +21,13 @@ from ..util.text import first_line
 from .request import DRAIN_FACTOR, Limits
 
 OPEN_FILES = 4096
-"""Files that the process asks to have open; the machine may allow fewer."""
+"""Open files that the process requests; the machine may allow fewer."""
 
 RESERVED_FILES = 100
-"""Of those, files that aren't connections; and as many connections to answer 503 on."""
+"""How many of those aren't connections, and how many are kept to answer 503 on."""
 
 LINGER_SECONDS = 1.0
-"""Seconds in which a client that is one too many may read its 503."""
+"""Seconds in which a client over the limit may read its 503."""
 
 _FULL = json.dumps({"error": "Too many connections are open. Send it again."}).encode()
 _REFUSAL = (
@@ -40,7 +40,7 @@ def make_server(app: Any, limits: Limits, *, log_level: str = "warning") -> uvic
     """Create the server of an application, with the limits for connections."""
     most = max(1, min(limits.connections, _files() - 2 * RESERVED_FILES))
 
-    # uvicorn creates the protocol itself, without arguments of ours: a class carries the limits.
+    # uvicorn creates the protocol itself, without our arguments: a class carries the limits.
     class Limited(Connection):
         bounds = limits._replace(connections=most)
         waiting: ClassVar[dict[Connection, None]] = {}
@@ -60,7 +60,7 @@ def make_server(app: Any, limits: Limits, *, log_level: str = "warning") -> uvic
 
 
 def _files() -> int:
-    """How many files may be open, after asking for enough."""
+    """Return how many files may be open, after requesting enough."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -71,7 +71,7 @@ def _files() -> int:
 
 
 class _Strict(h11.Connection):
-    """Refuses a request with two lengths: a proxy may have gone by the other one.
+    """Refuses a request with two lengths: a proxy may have used the other one.
 
     Then the rest of the body would be read as the next request (request smuggling).
     """
@@ -86,14 +86,14 @@ class _Strict(h11.Connection):
 
 
 class Connection(H11Protocol):
-    """A connection whose client has to send its request in time, and to read the answer in time.
+    """A connection with time limits for the client to send its request and to read the answer.
 
-    When there are too many connections, the server closes the one for whose client it has waited
-    longest, so that slow clients don't keep out others. It never closes one whose request is being
+    If there are too many connections, the server closes the one that it has waited for longest, so
+    that slow clients don't lock out others. It never closes one whose request is being
     handled.
 
     It is based on h11, since h11 reads a body whatever the `Upgrade` header offers; httptools would
-    take the body for another protocol.
+    treat the body as another protocol.
     """
 
     bounds = Limits()
@@ -101,7 +101,7 @@ class Connection(H11Protocol):
     """The connections on which the server waits for a client, the longest wait first."""
     _timer: asyncio.TimerHandle | None = None
     _drained: int | None = None
-    """Bytes read of the body of a request that is answered already."""
+    """Bytes read from the body of a request that is already answered."""
     _refused = False
 
     def __init__(self, *given: Any, **more: Any) -> None:
@@ -140,7 +140,7 @@ class Connection(H11Protocol):
         self._drained = None
         if self.conn.their_state is not h11.IDLE:
             self._stop_waiting()
-        elif self._timer is None:  # the next request has begun, and isn't whole
+        elif self._timer is None:  # the next request has begun, but is incomplete
             self._close_after(self.bounds.head)
 
     def on_response_complete(self) -> None:
@@ -163,7 +163,7 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         try:
             super().send_400_response(msg)
-        except h11.LocalProtocolError:  # it has its answer, and what comes after that isn't HTTP
+        except h11.LocalProtocolError:  # already answered, and what follows isn't HTTP
             self.transport.close()
 
     def _make_room(self) -> None:
@@ -180,7 +180,7 @@ class Connection(H11Protocol):
 
     def _close(self) -> None:
         if self.flow.write_paused:
-            self.transport.abort()  # what is left to write would keep it open
+            self.transport.abort()  # unsent data would keep it open
         self.transport.close()
 
     def _stop_waiting(self) -> None:
@@ -190,7 +190,7 @@ class Connection(H11Protocol):
             self._timer = None
 
     def _should_upgrade(self) -> bool:
-        return False  # uvicorn would log a warning for each that asks
+        return False  # uvicorn would log a warning for each request to upgrade
 
 
 # The worker process beside the server: starts it, restarts it, notifies it of new items.
@@ -205,20 +205,20 @@ GIVE_BACK_SECONDS = 10.0
 """Seconds that it has to give them back; then it is killed."""
 
 STABLE_SECONDS = 60.0
-"""A worker that dies after so many seconds is restarted at once; a younger one, ever later."""
+"""Seconds after which a worker that dies is restarted at once; earlier, with growing pauses."""
 
 MAX_PAUSE_SECONDS = 30.0
-"""Seconds between two starts, at most, however often the worker dies."""
+"""The longest pause, in seconds, between two starts of a worker that keeps dying."""
 
 READ_BYTES = 65536
-"""Bytes that are read at once; a longer line can't be a state."""
+"""Bytes read at a time; a longer line can't be a state."""
 
 
 class WorkerProcess:
     """Starts the worker, restarts it whenever it ends, and stops it with the server.
 
     Each line of its standard input names a pipeline with new items. The end of that input tells it
-    to stop, so that it also stops when the server is killed. Each line of its standard output is
+    to stop, even if the server is killed. Each line of its standard output is
     its state.
     """
 
@@ -235,11 +235,11 @@ class WorkerProcess:
         return self._process.pid if self._process else None
 
     def poke(self, slug: str) -> None:
-        """Notify the worker of new items: a hint, since it looks itself every second."""
+        """Notify the worker of new items: a hint, since it checks by itself every second."""
         stdin = self._process.stdin if self._process else None
         if stdin is None or stdin.is_closing() or self.state != READY:
             return
-        # A worker that doesn't read must not fill the memory of the server.
+        # If the worker doesn't read, its input must not fill the server's memory.
         if stdin.transport.get_write_buffer_size() < 4096:
             stdin.write(slug.encode() + b"\n")
 
@@ -275,14 +275,14 @@ class WorkerProcess:
             began = time.monotonic()
             try:
                 ending = f"The worker ended with code {await self._run()}"
-            except Exception as error:  # too many open files, no memory: it may pass
+            except Exception as error:  # too many open files, no memory: that may pass
                 ending = f"The worker can't be run: {first_line(error)}"
                 await self._kill()
             if self._over.is_set():
                 break
             stable = time.monotonic() - began > STABLE_SECONDS
             pause = 0.1 if stable else min(MAX_PAUSE_SECONDS, max(0.5, pause * 2))
-            self._say(f"{ending}. It is started again in {pause:g} s")
+            self._say(f"{ending}. It restarts in {pause:g} s")
             self.state = RESTARTING
         self.state = OFF
 
@@ -290,7 +290,7 @@ class WorkerProcess:
         """Run one worker to its end."""
         self.state = STARTING if not self.starts else RESTARTING
         self.starts += 1
-        # A session of its own: Ctrl-C at the terminal is for the server, which then ends it.
+        # A session of its own: Ctrl-C at the terminal reaches only the server, which then ends it.
         with handed_on() as (environ, descriptors):
             process = self._process = await asyncio.create_subprocess_exec(
                 *self._line,
@@ -334,7 +334,7 @@ class WorkerProcess:
 
 
 def _pass_on(printed: bytes) -> None:
-    """Pass on what code of a user, or a library, has printed."""
+    """Pass on what user code, or a library, has printed."""
     with suppress(OSError, ValueError):  # nobody reads it any more
         sys.stderr.buffer.write(printed)
         sys.stderr.flush()

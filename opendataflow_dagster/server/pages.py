@@ -1,7 +1,7 @@
-"""What the server says of itself: OpenAPI for programs, a page for people, metrics for Prometheus.
+"""How the server describes itself: OpenAPI for programs, a page for people, and metrics.
 
 The first two come from the routes. The docstring of a handler ends in its OpenAPI operation, as
-YAML; what depends on the project or the limits is in the components, to which operations refer.
+YAML; parts that depend on the project or the limits are components that operations refer to.
 """
 
 import time
@@ -32,15 +32,15 @@ ERRORS = {
     "401": "The token is missing or wrong.",
     "403": "The pipeline has no token, so it takes no items.",
     "404": "There is no such pipeline here, or it takes no items.",
-    "405": "The address has another method.",
+    "405": "This address has another method.",
     "408": "The body didn't arrive in time.",
     "410": "The item was folded: it was READY, and has no row of its own any more.",
     "413": "The body is too large.",
     "415": "The body isn't JSON by its Content-Type, or it is compressed.",
-    "422": "The body isn't valid JSON, or not an item, or its Idempotency-Key can't be taken.",
+    "422": "The body isn't valid JSON or not an item, or its Idempotency-Key isn't valid.",
     "429": "The pipeline takes no more items in this second.",
-    "503": "The database doesn't answer. If the line says that it isn't known whether a post was "
-    "accepted, send it again with its Idempotency-Key.",
+    "503": "The database doesn't answer. If the error says that it isn't known whether a post was "
+    "accepted, send the post again with its Idempotency-Key.",
 }
 RETRY_AFTER = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
 ERROR_HEADERS = {
@@ -53,8 +53,8 @@ ERROR_HEADERS = {
 def read_paths(routes: Sequence[BaseRoute]) -> Paths:
     """Read the OpenAPI paths from the docstrings of the routes' handlers.
 
-    `errors` of an operation are references to the answers of those codes. Parsing YAML takes
-    milliseconds: do it once, since anybody may ask for the document.
+    `errors` of an operation become references to the answers with those codes. Parsing YAML takes
+    milliseconds, and anybody may request the document: do it once.
     """
     paths = SchemaGenerator({}).get_schema(list(routes))["paths"]
     for operations in paths.values():
@@ -67,7 +67,7 @@ def read_paths(routes: Sequence[BaseRoute]) -> Paths:
 def openapi(
     paths: Paths, name: str, slugs: Collection[str], limits: Limits, reasons: Collection[str]
 ) -> dict[str, Any]:
-    """The OpenAPI document of a project whose pipelines `slugs` take items."""
+    """Return the OpenAPI document of a project whose pipelines `slugs` take items."""
     return {
         "openapi": "3.1.0",
         "info": {"title": f"Items of {name}", "version": __version__},
@@ -128,7 +128,7 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def docs_page(paths: Paths, name: str, slugs: Collection[str], base: str) -> str:
-    """The page for people; it loads nothing from other sites.
+    """Return the page for people; it loads nothing from other sites.
 
     Args:
         paths: The OpenAPI paths, for the table of addresses.
@@ -175,11 +175,11 @@ pre{{background:#8882;padding:.8rem;overflow:auto}}
 td,th{{padding:.2rem .8rem .2rem 0;text-align:left}}
 :root{{color-scheme:light dark}}</style></head><body>
 <h1>Items of {name}</h1>
-<p>Send a JSON object, or an array of objects, to a pipeline. The answer 202 has each item's
-<code>dataid</code> and the address of its status: the item is durable then.
+<p>Send a JSON object, or an array of objects, to a pipeline. The answer 202 means that the items
+are durable; it has each item's <code>dataid</code> and the address of its status.
 A pipeline takes items once it has a token: <code>odf token PIPELINE</code> prints a new one.
-A post that is repeated byte for byte with the same header <code>Idempotency-Key</code> is
-answered as before: give each post a key, so that after a timeout or 503 you can send it again.</p>
+Give each post a header <code>Idempotency-Key</code>: after a timeout or a 503, send the post again
+byte for byte, with the same key. If it was already accepted, it gets its first answer.</p>
 {pipelines}
 <h2>Addresses</h2>
 <table>
@@ -194,10 +194,10 @@ answered as before: give each post a key, so that after a timeout or 503 you can
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 BUCKET_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 1.0, 5.0)
-"""Bounds of the histogram of acknowledgements."""
+"""Upper bounds of the acknowledgements' histogram."""
 
 CACHE_FACTOR = 20
-"""How many times as long as a query took its result is kept."""
+"""How long a query's result is kept, as a multiple of the time that it took."""
 
 T = TypeVar("T")
 
@@ -227,7 +227,7 @@ class ServerMetrics:
     """What the server counts itself, and the gauges that it fills for each scrape."""
 
     def __init__(self) -> None:
-        # Not the global registry: it brings metrics of the process, and is shared by all servers.
+        # Not the global registry: it adds metrics of the process, and all servers share it.
         registry = self._registry = CollectorRegistry()
 
         def counter(name: str, text: str, label: str) -> Counter:
@@ -241,7 +241,7 @@ class ServerMetrics:
             "odf_items_accepted_total", "Items made durable and acknowledged.", "pipeline"
         )
         self._repeated = counter(
-            "odf_items_repeated_total", "Items that were known by their key.", "pipeline"
+            "odf_items_repeated_total", "Items already known by their key.", "pipeline"
         )
         self._seconds = Histogram(
             "odf_acknowledge_seconds",
@@ -252,28 +252,28 @@ class ServerMetrics:
         self._database = gauge("odf_database_up", "Whether the database answers.")
         self._worker = gauge("odf_worker_up", "Whether the worker is ready.")
         self._refused = gauge(
-            "odf_project_refused", "Whether the project's files, as they are now, are refused."
+            "odf_project_refused", "Whether the project's current files are refused."
         )
         self._backlog = {
             column: gauge(name, text, "pipeline")
             for column, name, text in (
-                ("waiting", "odf_items_waiting", "Items that wait to be worked on."),
-                ("failed", "odf_items_failed", "Items that have failed."),
+                ("waiting", "odf_items_waiting", "Items that wait for the worker."),
+                ("failed", "odf_items_failed", "Items that failed."),
                 (
                     "held",
                     "odf_items_held",
-                    "Items on HOLD, since they have cost too many workers.",
+                    "Items on HOLD because they crashed too many workers.",
                 ),
                 (
                     "oldest_seconds",
                     "odf_oldest_item_seconds",
-                    "Age of the oldest item that waits.",
+                    "Age of the oldest waiting item.",
                 ),
             )
         }
 
     def families(self) -> list[Metric]:
-        """What there is to count: names, texts and types."""
+        """Return the metrics: names, texts and types."""
         return list(self._registry.collect())
 
     def count_answer(self, code: int) -> None:
@@ -291,13 +291,13 @@ class ServerMetrics:
         worker_ready: bool,
         project_refused: bool,
     ) -> bytes:
-        """All metrics as text; `backlog` is None while the database is away."""
+        """Return all metrics as text; `backlog` is None while the database is away."""
         self._database.set(backlog is not None)
         self._worker.set(worker_ready)
         self._refused.set(project_refused)
         rows = {row["jobid"]: row for row in backlog or ()}
         for column, gauge in self._backlog.items():
-            gauge.clear()  # a pipeline that is gone has no number; nor has any, without a database
+            gauge.clear()  # a removed pipeline has no number; without a database, none has
             for slug in sorted(slugs) if backlog is not None else ():
                 gauge.labels(slug).set(rows.get(slug, {}).get(column) or 0)
         return generate_latest(self._registry)

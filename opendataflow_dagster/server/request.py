@@ -23,22 +23,22 @@ from ..store.store import Store
 
 
 class Limits(NamedTuple):
-    """What is refused before it costs anything."""
+    """Limits that are checked before a request costs anything."""
 
     body: int = 1024 * 1024
-    """Bytes of a body."""
+    """The most bytes of a body."""
     items: int = 1_000
-    """Items of an array."""
+    """The most items of an array."""
     depth: int = 64
-    """Levels of an item."""
+    """The most levels of an item."""
     key: int = 200
-    """Characters of an Idempotency-Key."""
+    """The most characters of an Idempotency-Key."""
     rate: float = 1_000.0
-    """Items per second of a pipeline."""
+    """The most items per second of a pipeline."""
     waiting: int = 64 * 1024 * 1024
-    """Characters of items that wait for the database."""
+    """The most characters of items that wait for the database."""
     connections: int = 900
-    """Connections at once."""
+    """The most connections at a time."""
     head: float = 30.0
     """Seconds in which a request has to begin, with all of its headers."""
     upload: float = 30.0
@@ -50,7 +50,7 @@ class Limits(NamedTuple):
 class Rates:
     """A token bucket per pipeline: it holds the tokens of one second, and may go into debt.
 
-    So an array that is larger than the bucket gets through, and posts after it wait for the debt.
+    So an array larger than the bucket gets through, and later posts wait for the debt.
     """
 
     def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -69,7 +69,7 @@ class Rates:
 
 
 FULL_BELOW_BYTES = 1024 * 1024
-"""Free bytes under which a disk counts as full."""
+"""Free bytes below which a disk counts as full."""
 
 DATABASE, PROJECT, TEMPORARY = "database", "project", "temporary files"
 
@@ -79,12 +79,12 @@ class Disks:
 
     def __init__(self, store: Store, root: Path, say: Say) -> None:
         self._folders = {PROJECT: str(root), TEMPORARY: tempfile.gettempdir()}
-        if file := store.db.path:  # else the database is on a server
+        if file := store.db.path:  # otherwise the database is on a server
             self._folders = {DATABASE: os.path.dirname(os.path.abspath(file)), **self._folders}
         self._say, self._reported = say, list[str]()
 
     def full(self) -> list[str]:
-        """Which of them are full; each is reported once."""
+        """Return the full disks; each is reported once."""
         found = [name for name, folder in self._folders.items() if _is_full(folder)]
         for name in found:
             if name not in self._reported:
@@ -104,10 +104,10 @@ def _is_full(folder: str) -> bool:
 
 
 DRAIN_FACTOR = 8
-"""How many times the limit is read of a body that is too large.
+"""How much of a body that is too large is read, as a multiple of the limit.
 
-Many clients send their whole body before they read: without that, they would see a connection that
-breaks, and not the answer.
+Many clients send their whole body before they read. Without this, they would see a broken
+connection instead of the answer.
 """
 
 _JSON = re.compile(
@@ -116,14 +116,14 @@ _JSON = re.compile(
 
 
 def idempotency_key(request: Request, limits: Limits) -> str | None:
-    """The Idempotency-Key of a request, if there is one."""
+    """Return the Idempotency-Key of a request, or None."""
     keys = request.headers.getlist("idempotency-key")
     if not keys:
         return None
     key = keys[0].strip()
     if len(keys) > 1 or not key or len(key) > limits.key or not key.isascii():
         raise HTTPException(
-            422, f"An Idempotency-Key is one of 1 to {limits.key} ASCII characters."
+            422, f"An Idempotency-Key must have 1 to {limits.key} ASCII characters."
         )
     if not key.isprintable():
         raise HTTPException(422, "The Idempotency-Key has a control character.")
@@ -166,7 +166,7 @@ async def _read(request: Request, most: int) -> bytes:
 def _too_large(most: int) -> HTTPException:
     return HTTPException(
         413,
-        f"The body has more than {most} bytes. Send less at once.",
+        f"The body has more than {most} bytes. Send it in parts.",
         headers={"Connection": "close"},
     )
 
@@ -176,14 +176,14 @@ _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 
 
 class BadBody(Exception):
-    """A body that can't be taken: the message says in a line what is wrong with it."""
+    """A body that is refused; the message says in a line what is wrong with it."""
 
 
 def parse_items(body: bytes, limits: Limits) -> tuple[list[str], bool]:
-    """The items of a body as ASCII JSON texts, and whether they came as an array.
+    """Return the items of a body as ASCII JSON texts, and whether they came as an array.
 
-    An item is the text that the client sent, with `\\u` escapes for what isn't ASCII: no number is
-    rounded, and no database has to keep a NUL or half of a surrogate pair.
+    An item is the text that the client sent, with `\\u` escapes for characters beyond ASCII: no
+    number is rounded, and no database has to store a NUL or half of a surrogate pair.
     """
     try:
         text = body.decode("utf-8-sig")
@@ -193,11 +193,11 @@ def parse_items(body: bytes, limits: Limits) -> tuple[list[str], bool]:
         return _split_items(text, limits)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        raise BadBody(f"The body isn't JSON: {error.msg.rstrip(' :')} at {where}.") from None
+        raise BadBody(f"The body isn't valid JSON: {error.msg.rstrip(' :')} at {where}.") from None
     except RecursionError:
         raise _too_deep(limits) from None
-    except ValueError:  # of int(): the digits of a number
-        raise BadBody("A number of the body has too many digits.") from None
+    except ValueError:  # of int(): too many digits in a number
+        raise BadBody("A number in the body has too many digits.") from None
 
 
 def _split_items(text: str, limits: Limits) -> tuple[list[str], bool]:
@@ -213,7 +213,7 @@ def _split_items(text: str, limits: Limits) -> tuple[list[str], bool]:
             start = end
             end = _item(text, start, items, limits)
             if len(items) > limits.items:
-                raise BadBody(f"The array has more than {limits.items} items. Send several.")
+                raise BadBody(f"The array has more than {limits.items} items. Send it in parts.")
             end = _after_space(text, end)
             if not text.startswith(",", end):
                 break
@@ -271,7 +271,7 @@ def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(unique) < len(pairs):
         known: set[str] = set()
         twice = next(name for name, _ in pairs if name in known or known.add(name))
-        raise BadBody(f"The name {twice[:40]!a} stands twice in an object.")
+        raise BadBody(f"The name {twice[:40]!a} is repeated in an object.")
     return unique
 
 
@@ -283,7 +283,7 @@ def _finite(digits: str) -> float:
 
 
 def _constant(word: str) -> Any:
-    raise BadBody(f"The body isn't JSON: {word} is no number of it.")
+    raise BadBody(f"The body isn't valid JSON: {word} isn't a JSON number.")
 
 
 _DECODER = json.JSONDecoder(
@@ -291,7 +291,7 @@ _DECODER = json.JSONDecoder(
 )
 _KINDS = {
     list: "an array",
-    str: "a text",
+    str: "a string",
     int: "a number",
     float: "a number",
     bool: "a boolean",
@@ -300,7 +300,7 @@ _KINDS = {
 
 
 TOKEN_CACHE_SECONDS = 1.0
-"""Seconds until a right token is checked again: a dropped one works no longer than that."""
+"""Seconds until a valid token is checked again: a revoked one works no longer than that."""
 
 MAX_TOKEN_CHARACTERS = 200
 
@@ -308,18 +308,18 @@ OPEN, WRONG, CLOSED = "open", "wrong", "closed"
 
 
 class Guard:
-    """Checks tokens in the tables, and remembers right ones for a moment."""
+    """Checks tokens in the tables, and remembers valid ones for a moment."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._cache: dict[tuple[str, bytes], float] = {}
 
     def knows(self, slug: str, token: str) -> bool:
-        """Whether a token was right just now: no need for a query."""
+        """Whether a token was valid just now: then no query is needed."""
         return self._cache.get(_key(slug, token), 0.0) > time.monotonic()
 
     def ask(self, slug: str, token: str) -> str:
-        """OPEN for this token, WRONG, or CLOSED: the pipeline has none."""
+        """Return OPEN for this token, WRONG, or CLOSED if the pipeline has none."""
         if token and len(token) <= MAX_TOKEN_CHARACTERS and token.isascii() and token.isprintable():
             now = time.monotonic()
             if check_token(self._store, slug, token):
@@ -331,7 +331,7 @@ class Guard:
 
 
 def bearer(header: str) -> str:
-    """The token of an Authorization header; nothing if there is none."""
+    """Return the token of an Authorization header, or ""."""
     scheme, _, token = header.strip().partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 

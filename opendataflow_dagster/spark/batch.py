@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class BatchInput(NamedTuple):
-    """The directory of an input's chunk, and how to read it with others."""
+    """The directory of an input's chunk, and how to read it together with others."""
 
     path: str
     root: str
@@ -64,9 +64,9 @@ class BatchWork(Protocol):
 class ChunkBatch:
     """Claimed chunks of a job, as far as one Spark job can compute them together.
 
-    Small chunks cost Spark more for planning and starting than for computing. What can't be
-    combined (another schema, a chunk that is no directory, an output that is a table), and what
-    fails, is left out here; each such chunk then runs by itself.
+    Small chunks cost Spark more for planning and starting than for computing. A chunk that can't be
+    combined (another schema, no directory, a table as output), or that fails, is left out here; it
+    then runs by itself.
     """
 
     def __init__(self, work: BatchWork, chunks: Sequence[Chunk]) -> None:
@@ -86,7 +86,7 @@ class ChunkBatch:
                     self._left_alone(chunks, error)
 
     def _alike(self) -> list[list[tuple[Chunk, BatchInputs]]]:
-        """The chunks whose inputs are read in one go: of the same schemas and formats."""
+        """Group the chunks whose inputs can be read together: with the same schemas and formats."""
         if not all(
             self._is_folder(self.chunks[0], datasetid) for datasetid in self.chunks[0].outputs
         ):
@@ -120,7 +120,7 @@ class ChunkBatch:
                 self._write(chunks, datasetid, df)
 
     def _write(self, chunks: Sequence[Chunk], datasetid: str, df: "DataFrame") -> None:
-        """Write an output of all chunks in one job, and stage each chunk's files by themselves."""
+        """Write an output of all chunks in one job, and stage each chunk's files separately."""
         work, spark = self.work, self.work.spark()
         target = self._folder(chunks[0], datasetid)
         work.sweep(chunks[0].outputs[datasetid])
@@ -156,16 +156,16 @@ class ChunkBatch:
             remove_folder(path)
 
     def _fitted(self, datasetid: str, dataid: str, df: "DataFrame") -> "DataFrame":
-        """The frame with the dataset's schema; the column that tells chunks apart comes last."""
+        """Return the frame with the dataset's schema; the column that identifies chunks is last."""
         rest = [column for column in df.columns if column != DATAID_COLUMN]
         kept = df.select(*map(quoted, rest), quoted(DATAID_COLUMN))
         fitted = self.work.fit(datasetid, dataid, kept.drop(DATAID_COLUMN))
         if fitted.columns != rest or fitted.schema != kept.drop(DATAID_COLUMN).schema:
-            raise ChunkFailed("its schema is to be merged with the last chunk's")
+            raise ChunkFailed("its schema has to be merged with the last chunk's")
         schema = schema_text(fitted.schema)
         before = self._schemas.setdefault(datasetid, schema)
         if self.work.job.schema != ANY and compare(before, schema):
-            raise ChunkFailed("its schema is to be compared with that of the chunks before")
+            raise ChunkFailed("its schema has to be compared with that of earlier chunks")
         return kept
 
     def _stage(
@@ -190,18 +190,18 @@ class ChunkBatch:
         work.keep(chunk, place.datasetid, staged)
 
     def _left_alone(self, chunks: Sequence[Chunk], error: Exception) -> None:
-        """Drop what the batch has staged, so that each chunk is made by itself."""
+        """Drop what the batch has staged, so that each chunk is produced by itself."""
         for chunk in chunks:
             self.work.forget(chunk.claim)
         if self.work.why_stopping():
             return
         reason = str(error).strip().partition("\n")[0]
         self.work.say(
-            f"A batch of {len(chunks)} chunks can't be made in one go ({reason}): one by one"
+            f"A batch of {len(chunks)} chunks can't run as one job ({reason}): running one by one"
         )
 
     def _source(self, chunk: Chunk, datasetid: str) -> BatchInput | None:
-        """The directory of a chunk that can be read with others, if it is one."""
+        """Return the directory of a chunk that can be read with others, if it is one."""
         place = chunk.inputs[datasetid]
         target = chunk_place(datasetid, place.columns, self.work.format)
         if not isinstance(target, Folder) or format_of(target.format).is_lake:
@@ -232,14 +232,14 @@ class ChunkBatch:
 def is_combinable(name: str) -> bool:
     """Whether the files of many chunks can be read and written in one job.
 
-    Texts can't: they tell no types, and hold no schema of an empty chunk.
+    Text formats can't: they store no types, and no schema of an empty chunk.
     """
     format = format_of(name)
     return format.in_spark and not (format.is_text or format.is_lake)
 
 
 class FormatCheck:
-    """The rows of a batch, in whose files a value that the format changes wouldn't be seen."""
+    """Counts a batch's rows with values that its format changes: the files wouldn't show them."""
 
     def __init__(self, df: "DataFrame", format: str) -> None:
         self.frame, self._taken = df, None
@@ -247,21 +247,21 @@ class FormatCheck:
             self.frame, self._taken = observed(df, aggregates)
 
     def check(self, rows: int) -> None:
-        """Raise if there is such a value, or if Spark can't tell of so many rows."""
+        """Raise if there is such a value, or if Spark's count isn't reliable."""
         values = self._taken.aggregates() if self._taken else {}
         if self._taken and (values.get(ROWS) != rows or values.get(chunk_files.BROKEN)):
             raise ChunkFailed("a value may be one that its format can't hold")
 
 
 def dataid_column(names: Sequence[str]) -> str | None:
-    """The column of an input's own that a batch would take for its column of dataids."""
+    """Return the input's own column that a batch would take for its column of dataids."""
     return next((name for name in names if name.lower() == DATAID_COLUMN), None)
 
 
 def with_dataid(
     df: "DataFrame", dataid: str, place: Place, bounds: Bounds | None, format: str
 ) -> "DataFrame":
-    """An input as a batch gives it, with a column that tells its chunk; no other is replaced."""
+    """Return an input for a batch, with a column that identifies its chunk; none is replaced."""
     from pyspark.sql import functions as F
 
     target = chunk_place(place.datasetid, place.columns, format)
@@ -270,14 +270,14 @@ def with_dataid(
     key = place.columns.get("chunkcolumn") or DATAID_COLUMN
     if (name := dataid_column(df.columns)) and not (is_table and is_by_value and name == key):
         raise ChunkFailed(
-            f"{place.datasetid!r} has a column {name!r} of its own, by which a batch would tell "
-            "its chunks apart. Rename it, or run the job without batch."
+            f"{place.datasetid!r} has its own column {name!r}, which a batch uses to identify "
+            "its chunks. Rename it, or run the job without batch."
         )
     return df.drop(name or DATAID_COLUMN).withColumn(DATAID_COLUMN, F.lit(dataid))
 
 
 def _read(spark: Any, sources: Sequence[BatchInput]) -> "DataFrame":
-    """An input's chunks as one frame, told apart by a column."""
+    """Read an input's chunks as one frame, identified by a column."""
     first = sources[0]
     schema = type(first.schema)(list(first.schema)).add(DATAID_COLUMN, "string")
     reader = spark.read.format(first.format).schema(schema).option("basePath", first.root)
@@ -285,14 +285,14 @@ def _read(spark: Any, sources: Sequence[BatchInput]) -> "DataFrame":
 
 
 def create_folder(root: str, generations: Sequence[int]) -> str:
-    """Create a directory for many chunks; its name has the last of their generations."""
+    """Create a directory for many chunks, named by the last of their generations."""
     path = os.path.join(root, STAGING, f"{BATCH}{max(generations)}-{os.urandom(4).hex()}")
     os.makedirs(path)
     return path
 
 
 def sweep_folders(store: Store, root: str) -> None:
-    """Remove the directories of batches that were killed: those without a living claim."""
+    """Remove the directories of killed batches: those without a living claim."""
     with suppress(FileNotFoundError):
         left = [
             folder for folder in os.listdir(os.path.join(root, STAGING)) if folder.startswith(BATCH)
@@ -306,5 +306,5 @@ def sweep_folders(store: Store, root: str) -> None:
 
 def remove_folder(path: str) -> None:
     shutil.rmtree(path, ignore_errors=True)
-    with suppress(OSError):  # another batch works in it
+    with suppress(OSError):  # another batch is using it
         os.rmdir(os.path.dirname(path))

@@ -32,7 +32,7 @@ CHARSETS = ("utf-8", "utf-16", "utf-16be", "utf-16le", "utf-32", "iso-8859-1", "
 
 
 class KnownSchema(NamedTuple):
-    """The schema that the chunks of a dataset have had so far; each that is read tells its own."""
+    """The schema that a dataset's chunks have had so far; each chunk that is read adds its own."""
 
     store: Store
     datasetid: str
@@ -46,7 +46,7 @@ class KnownSchema(NamedTuple):
         return next(iter(rows), None)
 
     def keep(self, schema: "StructType") -> None:
-        """Remember with which schema this chunk was read, for those that come."""
+        """Remember this chunk's schema, for later ones."""
         db, text = self.store.db, schema_text(schema)
         db.insist(
             lambda: db.change(
@@ -68,9 +68,9 @@ def read_foreign_files(
     options: CsvOptions,
     known: KnownSchema | None,
 ) -> "DataFrame":
-    """Texts of which no note tells: a row that isn't like the others is an error, not NULL.
+    """Read text files without a note: a row that differs from the others is an error, not NULL.
 
-    Of CSV that is seen when the rows are read, of JSON now. `pattern` is how Spark knows the path.
+    For CSV, the rows are checked when they are read; for JSON, now. `pattern` is Spark's path.
     """
     format = format_of(kind)
     if format.is_delimited:
@@ -84,9 +84,9 @@ def read_foreign_files(
     reader = reader.options(mode="FAILFAST", columnPruning="false")
     frame = _load(reader, path, pattern)
     if not frame.columns:
-        what = "a first line with the names of its columns" if format.is_delimited else "rows"
+        what = "a header line" if format.is_delimited else "rows"
         raise Refused(
-            f"{path} is empty, so there is nothing to tell its columns by. Give it {what}.",
+            f"{path} is empty, so its columns aren't known. Give it {what}.",
             code="INVALID_LOCATION",
         )
     schema = _declared(frame, options)
@@ -96,10 +96,10 @@ def read_foreign_files(
 
 
 def csv_reader_options(spark: "SparkSession", options: CsvOptions) -> dict[str, str]:
-    """What Spark's reader of CSV is told of how a file is written."""
+    """Return the options for Spark's CSV reader, given how a file is written."""
     reader_options = options.for_spark()
     if reader_options.get("encoding", "utf-8") not in CHARSETS:
-        spark.conf.set("spark.sql.legacy.javaCharsets", "true")  # else it refuses all others
+        spark.conf.set("spark.sql.legacy.javaCharsets", "true")  # otherwise it refuses all others
     return reader_options
 
 
@@ -110,7 +110,7 @@ def _load(reader: Any, path: str, pattern: str) -> "DataFrame":
     except Exception as error:
         if "MALFORMED_RECORD" in str(error) or "INVALID_JSON_RECORD_TYPE" in str(error):
             raise Refused(
-                f"{path} has a line that isn't an object of JSON: each line has to be one whole "
+                f"{path} has a line that isn't a JSON object: each line has to be one complete "
                 "row. Correct the file.",
                 code="INVALID_LOCATION",
             ) from error
@@ -126,14 +126,14 @@ def _check(path: str, options: CsvOptions) -> None:
         if first is not None and names and names != first:
             raise options.refused(
                 file,
-                f"has the columns {', '.join(names)}, and another file of "
+                f"has the columns {', '.join(names)}, but another file of "
                 f"the chunk has {', '.join(first)}",
             )
         first = first or names or None
 
 
 def _declared(frame: "DataFrame", options: CsvOptions) -> "StructType":
-    """The frame's schema, with the types that are declared."""
+    """Return the frame's schema, with the declared types."""
     from pyspark.sql.types import StructField, StructType
 
     names = frame.columns if options.header else list(options.schema)
@@ -149,7 +149,7 @@ def _declared(frame: "DataFrame", options: CsvOptions) -> "StructType":
 def _as_before(
     frame: "DataFrame", schema: "StructType", path: str, options: CsvOptions, known: KnownSchema
 ) -> "StructType":
-    """The schema with the types of the last chunk, in the order of the file."""
+    """Return the schema with the types of the last chunk, in the order of the file."""
     from pyspark.sql.types import StructField, StructType
 
     last = known.last()
@@ -183,14 +183,14 @@ def _as_before(
 
 
 def _fits(frame: "DataFrame", field: Any, was: Any) -> bool:
-    """Whether all values of a column, as they look, are of the type that it had before."""
+    """Whether all values of a column look like the type that it had before."""
     now, before = type_text(field.dataType), type_text(was)
     if now == before or before == "string":
         return True
     one, other = schema_text(_only(was)), schema_text(_only(field.dataType))
     if merged(one, other) == one:
         return True
-    # A column without any value looks like texts.
+    # A column without any value looks like strings.
     return now == "string" and frame.where(frame[quoted(field.name)].isNotNull()).isEmpty()
 
 
@@ -208,7 +208,7 @@ def read_files(
     options: CsvOptions = UNDECLARED,
     known: KnownSchema | None = None,
 ) -> "DataFrame":
-    """The files of one chunk: with the schema that its note tells, or as Spark finds it."""
+    """Read the files of one chunk: with the schema of its note, or as Spark finds it."""
     kind = note.get("format") or format_of_file(path, format).name
     found = spark_format(kind)
     reader = spark.read.format(kind).options(**_reader_options(kind, path, note))
@@ -217,8 +217,7 @@ def read_files(
         return restored(reader.load(escaped_path(path)), schema, kind)
     if os.path.isdir(path) and not data_files(path):
         raise Refused(
-            f"{path} has no files, so there is nothing to tell its columns by. Write an empty "
-            "frame instead.",
+            f"{path} has no files, so its columns aren't known. Write an empty frame instead.",
             code="INVALID_LOCATION",
         )
     if found.is_text and (columns := note.get("columns")):
@@ -233,7 +232,7 @@ def read_files(
 
 
 def _has_empty_lines(path: str) -> bool:
-    """Whether a row of one column has no value: Spark takes its line for none."""
+    """Whether a row of one column has no value: Spark skips its line."""
     for each in data_files(path):
         with open(each, "rb") as file:
             if b"\n" in file:
@@ -242,16 +241,16 @@ def _has_empty_lines(path: str) -> bool:
 
 
 def _as_pandas_had(reader: Any, path: str, format: Format, columns: Mapping[str, str]) -> Any:
-    """The schema of a frame of pandas, by its dtypes: in a text file, 007 may be a number.
+    """Return the schema of a pandas frame from its dtypes: in a text file, 007 may be a number.
 
-    Of what dtypes don't tell, Spark looks into the file.
+    For what dtypes don't say, Spark looks into the file.
     """
     from pyspark.sql.types import StringType, StructType
 
     columns = format.dtypes(data_files(path), columns)
     types = {name: _DTYPES.get(dtype.partition("[")[0]) for name, dtype in columns.items()}
     types |= {name: "timestamp" for name, dtype in columns.items() if "," in dtype}  # with its zone
-    if not format.is_delimited:  # an object may be a list, there
+    if not format.is_delimited:  # an object may be a list there
         types = {name: None if columns[name] == "object" else each for name, each in types.items()}
     inferred = {}
     if None in types.values():
@@ -276,20 +275,20 @@ _DTYPES = {
     "string": "string",
     "datetime64": "timestamp_ntz",
 }
-"""A dtype of pandas and the type of Spark that its values in a text file have."""
+"""A pandas dtype, and the Spark type of its values in a text file."""
 
 
 def noted_schema(note: Mapping[str, Any]) -> Any:
-    """The schema that a chunk was written with by Spark, if its note has it."""
+    """Return the schema that Spark wrote a chunk with, if its note has it."""
     from pyspark.sql.types import StructType
 
     schema = note.get("schema")
-    # Of a copy: it removes from what it is given where collations come from.
+    # From a copy: the parser removes the collations' providers from its argument.
     return StructType.fromJson(deepcopy(schema)) if isinstance(schema, dict) else None
 
 
 def escaped_path(path: str) -> str:
-    """A path in which Spark sees no pattern."""
+    """Return a path in which Spark sees no pattern."""
     return "".join(f"\\{each}" if each in "{}[]*?\\" else each for each in path)
 
 
@@ -304,11 +303,11 @@ def _reader_options(kind: str, path: str, note: Mapping[str, Any]) -> dict[str, 
 
 
 def spark_format(name: str) -> Format:
-    """The format of a name, if Spark reads and writes it."""
+    """Return the format of a name, if Spark reads and writes it."""
     format = format_of(name)
     if not format.in_spark:
         raise Refused(
-            f"Spark has no format {name!r}. Use a DataFrame of pandas instead, or register the "
+            f"Spark has no format {name!r}. Use a pandas DataFrame instead, or register the "
             "dataset with --format parquet.",
             code="INVALID_LOCATION",
         )
@@ -316,7 +315,7 @@ def spark_format(name: str) -> Format:
 
 
 def write_files(df: "DataFrame", path: str, format: str, by: str | None = None) -> None:
-    """Write a frame's files into an empty directory; of many chunks, by their column."""
+    """Write a frame's files into an empty directory; of many chunks, split by their column."""
     found = spark_format(format)
     found.refuse_schema(df.schema.jsonValue())
     writer = storable(df, format).write.format(format).mode("append")
@@ -326,7 +325,7 @@ def write_files(df: "DataFrame", path: str, format: str, by: str | None = None) 
 
 
 def remove_markers(path: str) -> int:
-    """Remove what Spark leaves beside the data; the bytes of the data."""
+    """Remove what Spark leaves beside the data; return the bytes of the data."""
     total = 0
     for above, folders, names in os.walk(path):
         for name in names:
@@ -342,7 +341,7 @@ def remove_markers(path: str) -> int:
 
 
 def count_rows(path: str, format: str) -> int | None:
-    """How many rows the files of a chunk have; None: a text file would have to be read whole."""
+    """Return how many rows a chunk's files have; None: a text file would have to be read whole."""
     kind, total = format_of(format), 0
     for file in data_files(path):
         if kind.is_text and os.path.getsize(file) > WHOLE_FILE_BYTES:
@@ -358,17 +357,17 @@ def count_rows(path: str, format: str) -> int | None:
 
 
 def storable(df: "DataFrame", format: str) -> "DataFrame":
-    """The frame as a format holds it, maybe without its collations."""
+    """Return the frame as a format stores it, perhaps without its collations."""
     return df if format_of(format).has_collations else _cast(df, without_collations(df.schema))
 
 
 def restored(df: "DataFrame", schema: "StructType", format: str) -> "DataFrame":
-    """The frame that was written, of what the format held of it."""
+    """Return the written frame, from what the format stored."""
     return df if format_of(format).has_collations else _cast(df, schema)
 
 
 def without_collations(kind: Any) -> Any:
-    """A type whose texts have no collation."""
+    """Return a type whose strings have no collation."""
     from pyspark.sql import types
 
     return retyped(
@@ -377,7 +376,7 @@ def without_collations(kind: Any) -> Any:
 
 
 def retyped(kind: Any, change: Callable[[Any], Any]) -> Any:
-    """A type, with what `change` makes of each type within it that holds no others."""
+    """Return a type in which `change` was applied to each type that holds no others."""
     from pyspark.sql import types
 
     def inner(kind: Any) -> Any:
@@ -406,7 +405,7 @@ def _cast(df: "DataFrame", schema: "StructType") -> "DataFrame":
 
     if without_collations(schema) == schema and without_collations(df.schema) == df.schema:
         return df
-    wanted = schema_of(schema_text(schema))  # whose parts may be NULL: of a file, all may be
+    wanted = schema_of(schema_text(schema))  # all parts may be NULL, as in a file
     return df.select(
         *(
             F.col(quoted(field.name)).cast(field.dataType).alias(field.name)
@@ -448,16 +447,16 @@ def line_aggregates(schema: "StructType", format: str) -> list[str]:
 
 
 def line_note(evidence: Evidence, schema: "StructType", format: str) -> dict[str, Any]:
-    """What a chunk's note tells of it; a frame whose rows CSV would lose is refused."""
+    """Return what a chunk's note says about it; a frame whose rows CSV would lose is refused."""
     if not format_of(format).is_delimited:
         return {}
     if evidence.extra.get(NULLS):
         raise WrongUse(
-            f"In CSV, a row without a value is an empty line, which Spark passes over: of the only "
-            f"column {schema.names[0]!r}, {evidence.extra[NULLS]:,} values are NULL. Return "
+            f"In CSV, a row without a value is an empty line, which Spark skips: the only "
+            f"column {schema.names[0]!r} has {evidence.extra[NULLS]:,} NULLs. Return "
             "another column beside it, or register the dataset with --format parquet."
         )
-    if len(schema.fields) == 1:  # a blank text would be a blank line, which tasks pass over
+    if len(schema.fields) == 1:  # a blank string would be a blank line, which tasks skip
         return {"lines": True}
     named = any(each in name for name in schema.names for each in "\r\n")
     return {"lines": named or bool(evidence.extra.get(LINES))}
@@ -466,7 +465,7 @@ def line_note(evidence: Evidence, schema: "StructType", format: str) -> dict[str
 def is_read_whole(path: str, note: Mapping[str, Any]) -> bool:
     """Whether one task has to read a whole CSV file: always correct, but slow for a large one.
 
-    Files that others wrote are looked into: tasks would take a line within quotes for a row.
+    Files that others wrote are checked: tasks would take a line within quotes for a row.
     """
     if (note.get("bytes") or WHOLE_FILE_BYTES + 1) <= WHOLE_FILE_BYTES:
         return True
@@ -481,22 +480,22 @@ def is_read_whole(path: str, note: Mapping[str, Any]) -> bool:
 
 
 def _has_lines(path: str) -> bool:
-    """Whether a row may have several lines, or its lines aren't those that Spark's tasks see."""
+    """Whether a row may span lines, or its line ends aren't those that Spark's tasks recognize."""
     quotes, ends = _marks(path)
     if not ends:
         return True
-    with open(path, encoding="latin-1", newline="") as file:  # bytes as they are
+    with open(path, encoding="latin-1", newline="") as file:  # bytes, unchanged
         rows = csv.reader(file, strict=True)
         try:
-            if len(next(rows, [])) < 2:  # a blank text of an only column is a blank line
+            if len(next(rows, [])) < 2:  # in a single column, a blank string is a blank line
                 return True
             return quotes and any(rows.line_num != at for at, _ in enumerate(rows, 2))
-        except csv.Error:  # quotes that aren't as they should be: or one that doesn't end
+        except csv.Error:  # wrong quotes, or one that doesn't end
             return True
 
 
 def _marks(path: str) -> tuple[bool, bool]:
-    """Whether a file has quotes, and whether all its lines end alike, by `\\n` or by `\\r\\n`."""
+    """Whether a file has quotes, and whether all its lines end alike, with `\\n` or `\\r\\n`."""
     quotes, lines, returns, both, last = False, 0, 0, 0, b""
     with open(path, "rb") as file:
         while block := file.read(_BLOCK_BYTES):
@@ -515,7 +514,7 @@ BROKEN = "odf_broken"
 
 
 def loss_aggregates(schema: "StructType", format: str) -> list[str]:
-    """The aggregate that counts, while a frame is written, its rows with such a value."""
+    """Return the aggregate that counts, while a frame is written, rows with such a value."""
     broken = [sql for _, _, sql in _broken_of(schema, format)]
     return [f"count_if({' or '.join(broken)}) as {BROKEN}"] if broken else []
 
@@ -536,7 +535,7 @@ def refuse_lossy(evidence: Evidence, df: "DataFrame", format: str) -> None:
 
 
 def _broken_of(schema: "StructType", format: str) -> list[tuple[str, LossyValue, str]]:
-    """Column, rule, and what is true of a row that breaks it."""
+    """Yield column, rule, and the condition for a row that breaks it."""
     names = count()
     found = [
         (field.name, rule, _broken(quoted(field.name), field.dataType, rule, names))

@@ -62,7 +62,7 @@ def read_chunk_frame(
     format: str = DEFAULT_FORMAT,
     known: KnownSchema | None = None,
 ) -> "DataFrame":
-    """The rows of a READY chunk; `known` tells the columns of files that are no chunks of ours."""
+    """Return the rows of a READY chunk; `known` is the schema of files that others wrote."""
     target = chunk_place(place.datasetid, place.columns, format)
     if isinstance(target, Table):
         return read_table(spark, target, dataid, bounds(), password)
@@ -80,10 +80,10 @@ def read_chunk_frame(
 
 
 def not_in_spark(target: ChunkPlace) -> Refused:
-    """The refusal of a kind of place that only Python reads and writes."""
+    """Return the refusal of a kind of place that only Python reads and writes."""
     return Refused(
-        f"{target.datasetid!r} is in a place that Spark neither reads nor writes. Use a DataFrame "
-        "of pandas instead.",
+        f"{target.datasetid!r} is in a place that Spark neither reads nor writes. Use a pandas "
+        "DataFrame instead.",
         code="INVALID_LOCATION",
     )
 
@@ -91,7 +91,7 @@ def not_in_spark(target: ChunkPlace) -> Refused:
 def read_table(
     spark: "SparkSession", table: Table, dataid: str, bounds: Bounds | None, password: Password
 ) -> "DataFrame":
-    """The rows of a table that are a chunk."""
+    """Return the rows of a table that are a chunk."""
     if table.dialect == SQLITE:
         found = arrow_of(Rows(table, dataid, bounds, password))
         return spark.createDataFrame(found)  # pyright: ignore
@@ -100,14 +100,14 @@ def read_table(
 
 
 def read_packed(spark: "SparkSession", location: str) -> "DataFrame":
-    """A chunk that lies in one file with others."""
+    """Return a chunk that is in one file with others."""
     path, dataid = packed_source(location)
     whole = spark.read.parquet(escaped_path(path))
     return whole.where(whole["dataid"] == dataid).drop("dataid")
 
 
 def _lake_table(spark: "SparkSession", target: Folder | ObjectStore, place: Place) -> "DataFrame":
-    """A table that keeps its own versions; its format comes with jars of its own."""
+    """A chunk of a table that keeps its own versions; such formats need jars of their own."""
     name = lake_name(place)
     try:
         return (
@@ -118,7 +118,7 @@ def _lake_table(spark: "SparkSession", target: Folder | ObjectStore, place: Plac
 
 
 def lake_name(place: Place) -> str | None:
-    """The name in Spark's catalog of a table, if it is registered with one."""
+    """Return a table's name in Spark's catalog, if it is registered with one."""
     parts = [place.columns.get(each) for each in ("database", "schemaname", "tablename")]
     named = [part for part in parts if part]
     if not place.columns.get("tablename") or place.columns.get("hostname"):
@@ -127,10 +127,10 @@ def lake_name(place: Place) -> str | None:
 
 
 def lake_trouble(target: Folder | ObjectStore, error: Exception) -> Exception:
-    """What says that a format's jars are missing, if they are."""
+    """Return an error about missing jars of a format, if that is the cause."""
     if "DATA_SOURCE_NOT_FOUND" in str(error) or "Failed to find" in str(error):
         return Refused(
-            f"{target.datasetid!r} has the format {target.format!r}, and Spark has no such format "
+            f"{target.datasetid!r} has the format {target.format!r}, but Spark has no such format "
             f"here. Configure its jars: spark.jars.packages in dataflow.properties.",
             code="INVALID_LOCATION",
         )
@@ -149,9 +149,9 @@ def _equals(place: Place, dataid: str) -> Any:
 
 @contextmanager
 def unchanged(chunks: Sequence[Chunk], datasetids: Sequence[str], format: str) -> Iterator[None]:
-    """Fail what was made in the block of a folder's chunk that was replaced meanwhile.
+    """Fail the chunk if one of its inputs in a folder was replaced during the block.
 
-    Spark passes over files that vanish while it lists them, so that such a chunk may look empty.
+    Spark ignores files that vanish while it lists them, so such an input may look empty.
     """
     keys = [(chunk, datasetid) for chunk in chunks for datasetid in datasetids]
     before = [_version_of(chunk, each, format) for chunk, each in keys]
@@ -171,13 +171,13 @@ def _compare(
     for (chunk, datasetid), there in zip(keys, before, strict=True):
         if there is not None and _version_of(chunk, datasetid, format) != there:
             raise ChunkFailed(
-                f"DATA_NOT_READY: chunk {printable(chunk.dataid)!r} of {datasetid!r} was made anew "
+                f"DATA_NOT_READY: chunk {printable(chunk.dataid)!r} of {datasetid!r} was replaced "
                 "while it was read."
             ) from error
 
 
 def _version_of(chunk: Chunk, datasetid: str, format: str) -> Any:
-    """What changes with every publish of a chunk into a folder; None: it is somewhere else."""
+    """Return what changes whenever a chunk is published into a folder; None: it isn't in one."""
     place = chunk.inputs[datasetid]
     try:
         target = chunk_place(datasetid, place.columns, format)
@@ -191,24 +191,24 @@ def _version_of(chunk: Chunk, datasetid: str, format: str) -> Any:
         return None
 
 
-# Writes a frame as a chunk, of files or of a table: aside, with its evidence, then published.
+# Writes a frame as a chunk of files or of a table: staged, with its evidence, then published.
 
 
 Confirm = Callable[[], None]
 
 
 class StagedFrame(Protocol):
-    """A chunk that is written and not yet published."""
+    """A chunk that is written but not yet published."""
 
     evidence: Evidence
 
     @property
     def bytes(self) -> int | None:
-        """Bytes of its files, if it has any."""
+        """Return the bytes of its files, if it has any."""
         ...
 
     def show(self, confirm: Confirm) -> str:
-        """Publish it, if the claim is still ours; returns its location."""
+        """Publish it, if the claim still holds; return its location."""
         ...
 
     def discard(self) -> None:
@@ -216,7 +216,7 @@ class StagedFrame(Protocol):
         ...
 
     def frame(self) -> "DataFrame":
-        """The rows as they were written."""
+        """Return the rows as they were written."""
         ...
 
 
@@ -229,7 +229,7 @@ def stage(
     extra: Sequence[str] = (),
     format: str = DEFAULT_FORMAT,
 ) -> StagedFrame:
-    """Write a frame aside for the place that its dataset is registered with."""
+    """Stage a frame for the place that its dataset is registered with."""
     target = chunk_place(place.datasetid, place.columns, format)
     if isinstance(target, Table):
         return staged_rows(spark, store, chunk, target, df, extra)
@@ -243,7 +243,7 @@ def stage(
 
 
 def result_of(staged: StagedFrame, location: str | None = None) -> Result:
-    """The result of a staged chunk; with its location, once it is published."""
+    """Return the result of a staged chunk; with its location, once it is published."""
     evidence = staged.evidence
     return Result(
         evidence.rows, staged.bytes, evidence.fingerprint, location, schema=evidence.schema
@@ -251,7 +251,7 @@ def result_of(staged: StagedFrame, location: str | None = None) -> Result:
 
 
 class StagedFolder:
-    """A chunk of a folder in its staging directory."""
+    """A chunk of a folder, in its staging directory."""
 
     def __init__(
         self,
@@ -285,7 +285,7 @@ class StagedFolder:
         schema, rows = df.schema.jsonValue(), count_rows(self.path, format)
         try:
             evidence = taken(rows)
-        except IncompleteObservation:  # tasks were repeated: the files on disk are the evidence
+        except IncompleteObservation:  # repeated tasks: the files on disk are the evidence
             one_column = format_of(format).is_delimited and len(df.columns) == 1
             if texts or one_column:  # the format may have lost some rows
                 seen = evidence_of_frame(df, extra)
@@ -300,7 +300,7 @@ class StagedFolder:
         self._tell(evidence, schema)
 
     def take(self, evidence: Evidence, schema: Mapping[str, Any]) -> None:
-        """Verify what was written with other chunks, and let its note tell of it."""
+        """Verify what was written together with other chunks, and write the chunk's note."""
         rows = count_rows(self.path, self._target.format)
         if rows not in (None, evidence.rows):
             raise _short(self.path, rows, evidence.rows)
@@ -333,7 +333,7 @@ class StagedFolder:
 
 
 def _short(where: str, found: int | None, rows: int | None) -> DataflowError:
-    return DataflowError(f"Of {rows} rows that were written to {where}, {found} are there.")
+    return DataflowError(f"{rows} rows were written to {where}, but {found} are found there.")
 
 
 # --- one frame as one chunk, for a claim ---
@@ -348,9 +348,9 @@ def publish_frame(
     format: str = DEFAULT_FORMAT,
     say: Callable[[str], object] = lambda line: None,
 ) -> Result:
-    """Publish a frame of Spark as the chunk of a dataset, as `publish` does other objects.
+    """Publish a Spark frame as the chunk of a dataset, as `publish` does other objects.
 
-    `say` is given how far a job is that takes long.
+    `say` gets the progress of a job that takes long.
     """
     try:
         with failing():
@@ -395,7 +395,7 @@ def staged_rows(
 
 
 class _Rehearsed(Exception):
-    """A transaction went well as far as its end, and is rolled back."""
+    """A transaction succeeded up to its end, and is rolled back."""
 
 
 def _rehearsed() -> None:
@@ -403,7 +403,7 @@ def _rehearsed() -> None:
 
 
 class StagedSqliteTable:
-    """A chunk of a table of SQLite, kept on the driver until it is shown."""
+    """A chunk of an SQLite table, kept on the driver until it is shown."""
 
     def __init__(
         self,
@@ -420,7 +420,7 @@ class StagedSqliteTable:
         self._data = frame.toArrow()
         self.evidence, self.bytes = taken(self._data.num_rows), None
         refuse_sqlite_losses(rows, self._data, df.schema)
-        if rehearse:  # what the table refuses is to be known before another output is shown
+        if rehearse:  # find what the table refuses before another output is shown
             with suppress(_Rehearsed):
                 self._replace(_rehearsed)
 
@@ -431,7 +431,7 @@ class StagedSqliteTable:
     def _replace(self, confirm: Confirm) -> None:
         import pandas
 
-        # By Arrow's own types: integers stay integers also where some are NULL.
+        # By Arrow's own types: integers stay integers even if some are NULL.
         plain = self._data.to_pandas(types_mapper=pandas.ArrowDtype)
         self._rows.replace(plain, confirm)
 
@@ -443,7 +443,7 @@ class StagedSqliteTable:
 
 
 class StagedDatabaseTable:
-    """A chunk of a table in a staging table beside it."""
+    """A chunk of a table, in a staging table beside it."""
 
     def __init__(self, spark: "SparkSession", table: Table, staged: Any, taken: Any) -> None:
         self._spark, self._table, self._staged = spark, table, staged
@@ -466,7 +466,7 @@ class StagedDatabaseTable:
 
 
 class StagedLake:
-    """A chunk of a table of Delta or Iceberg, which replaces it in one commit of its own."""
+    """A chunk of a Delta or Iceberg table, replaced in one commit of that table."""
 
     def __init__(
         self,
@@ -484,7 +484,7 @@ class StagedLake:
             df = df.withColumn(column, F.lit(chunk.dataid))
         self._df, self._place, self._target, self._dataid = df, place, target, chunk.dataid
         self._column = column
-        # Taken before, since the commit is at once what shows it.
+        # The evidence is taken first, since the commit also shows the chunk.
         is_mine = f"cast({quoted(column)} as string) <=> {literal(chunk.dataid)}"
         frame, taken = observed(df.persist(), [*extra, f"count_if({is_mine}) as {_MINE}"])
         try:

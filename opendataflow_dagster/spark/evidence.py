@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROWS, HIGH, LOW = "odf_rows", "odf_high", "odf_low"
 OBSERVATION_SECONDS = 60.0
-"""Seconds that Spark may take after a job to tell what it observed: a lost event is never told."""
+"""Seconds that Spark may take after a job to report observations: a lost event never arrives."""
 
 
 class Evidence(NamedTuple):
@@ -35,7 +35,7 @@ class Evidence(NamedTuple):
 
 
 class IncompleteObservation(DataflowError):
-    """What Spark observed isn't what was written."""
+    """What Spark observed differs from what was written."""
 
 
 class Observed:
@@ -45,41 +45,41 @@ class Observed:
         self._frame, self._observation, self._schema = frame, observation, schema
 
     def __call__(self, rows: int | None = None) -> Evidence:
-        """The evidence, once Spark has it; give `rows`, the count of what was written.
+        """Return the evidence, once Spark has it; pass `rows`, the count of what was written.
 
-        After a job that failed, or one that had to do tasks again, Spark tells of part of the rows,
-        or of some twice: it doesn't say so, only another count does.
+        After a failed job, or repeated tasks, Spark reports only part of the rows, or some of them
+        twice. Spark doesn't say so: only a different count shows it.
         """
-        # Callers count what was written from the files' footers: that count is what lies there,
-        # while Spark adds up whatever its tasks saw, of repeated ones twice.
+        # Callers count what was written from the files' footers: that is what was stored, while
+        # Spark adds up all that its tasks saw, including repeated ones.
         values = self.aggregates()
         seen = values.get(ROWS)
         if rows is None and seen == 0 and not self._frame.isEmpty():
             rows = -1
         if seen is None or (rows is not None and rows != seen):
             saw = "nothing" if seen is None else f"{seen:,} rows"
-            there = "others are there" if rows is None or rows < 0 else f"{rows:,} are there"
+            there = "others were written" if rows is None or rows < 0 else f"{rows:,} were written"
             raise IncompleteObservation(
-                f"Spark observed {saw} of this chunk, but {there}: its job has failed, or did tasks"
-                " again. Nothing of it may be recorded: run the chunk again."
+                f"Spark observed {saw} of this chunk, but {there}: its job failed, or repeated "
+                "tasks. No evidence was recorded: run the chunk again."
             )
         return _evidence(values, self._schema)
 
     def aggregates(self) -> dict[str, Any]:
-        """What Spark has told of the aggregates; nothing if it lost them."""
+        """Return the aggregates that Spark reported; empty if it lost them."""
         from pyspark.errors import PySparkException
 
-        # `Observation.get` waits without end for an event that Spark's listener bus may have
-        # dropped. So we ask its future, which Spark Connect doesn't have: it answers at once.
+        # `Observation.get` waits forever for an event that Spark's listener bus may have dropped.
+        # So we ask its future, which answers at once; Spark Connect has none.
         waiting = getattr(self._observation, "_jo", None)
         if waiting is not None:
             until, pause, future = time.monotonic() + OBSERVATION_SECONDS, 0.0005, waiting.future()
             while not future.isCompleted():
                 if time.monotonic() > until:
                     raise DataflowError(
-                        f"Spark didn't tell within {OBSERVATION_SECONDS:.0f} s what it observed of "
-                        "this chunk: it was never written, or Spark dropped the event. Run the "
-                        "chunk again."
+                        "Spark reported no observation of this chunk within "
+                        f"{OBSERVATION_SECONDS:.0f} s: the chunk was never written, or Spark "
+                        "dropped the event. Run the chunk again."
                     )
                 time.sleep(pause)
                 pause = min(pause * 2, 0.05)
@@ -90,15 +90,16 @@ class Observed:
 
 
 def observed(df: "DataFrame", extra: Sequence[str] = ()) -> tuple["DataFrame", Observed]:
-    """The frame, and what its first action will have seen of it; `extra` are aggregates with alias.
+    """Return the frame, and what its first action observes; `extra` are aggregates with aliases.
 
-    The fingerprint of more than 2^31 rows overflows, which Spark tells as an error.
+    The fingerprint of more than 2^31 rows overflows, which Spark reports as an error.
     """
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
-    # `observe` takes the evidence in the pass that writes: counting afterwards would read the chunk
-    # once more, and before, compute it twice. A name of its own keeps threads of one session apart.
+    # `observe` collects the evidence in the pass that writes: counting afterwards would read the
+    # chunk again, and before, compute it twice. A name of its own keeps threads of one session
+    # apart.
     schema = df.schema
     observation = Observation(f"odf_{uuid4().hex}")
     frame = df.observe(observation, *map(F.expr, [*_aggregates(row_hash(schema)), *extra]))
@@ -106,7 +107,7 @@ def observed(df: "DataFrame", extra: Sequence[str] = ()) -> tuple["DataFrame", O
 
 
 def evidence_of_frame(df: "DataFrame", extra: Sequence[str] = ()) -> Evidence:
-    """The evidence of a frame's rows, in a pass of its own."""
+    """Return the evidence of a frame's rows, in a pass of its own."""
     from pyspark.sql import functions as F
 
     schema = df.schema
@@ -117,7 +118,7 @@ def evidence_of_frame(df: "DataFrame", extra: Sequence[str] = ()) -> Evidence:
 def evidence_by_group(
     df: "DataFrame", column: str, extra: Sequence[str] = ()
 ) -> dict[str, Evidence]:
-    """The evidence of each chunk of a frame of many, by the column that holds the dataid."""
+    """Return the evidence of each chunk in a frame of many, by the column with the dataid."""
     from pyspark.sql import functions as F
 
     kept = [field for field in df.schema.fields if field.name != column]
@@ -130,10 +131,10 @@ def evidence_by_group(
 
 
 def _aggregates(hash_of_row: str) -> list[str]:
-    """The count of rows, and the sum of their hashes in two halves of 32 bits.
+    """Return the count of rows, and the sum of their hashes in two halves of 32 bits.
 
-    In ANSI mode, Spark's default, a sum that leaves 64 bits is an error, not a wrap-around. The sum
-    of halves leaves them only beyond 2^31 rows. It is put together in Python, modulo 2^64.
+    In ANSI mode, Spark's default, a sum beyond 64 bits is an error, not a wrap-around. The sums of
+    halves overflow only beyond 2^31 rows. Python combines them, modulo 2^64.
     """
     return [
         f"count(1) as {ROWS}",
@@ -149,21 +150,21 @@ def _evidence(values: Mapping[str, Any], schema: str) -> Evidence:
     return Evidence(rows, f"{rows}-{total % 2**64:016x}", schema, others)
 
 
-# --- the hash of a row, the same however the row is stored ---
+# --- the hash of a row, equal however the row is stored ---
 
 
 VALUE_END = "5138008317640127543L"
 """Hashed after each value: Spark's hash skips a NULL, and (NULL, 'a') would equal ('a', NULL).
 
-A number that no data has. Booleans for what is NULL would do as well, but a chunk of usual size
-costs more to plan than to hash: what counts is how few expressions there are.
+A number that no data has. Booleans for NULLs would do, too, but planning a chunk of usual size
+costs more than hashing it: the number of expressions matters most.
 """
 
 
 def row_hash(schema: "StructType", without: Iterable[str] = ()) -> str:
-    """An expression: 64 bits of a row, of what its columns are called, and of their kinds.
+    """Return an expression for 64 bits of a row, its columns' names, and their kinds.
 
-    The order of the columns doesn't count.
+    The order of the columns doesn't matter.
     """
     left_out, names = set(without), count()
     fields = sorted(
@@ -179,7 +180,7 @@ def row_hash(schema: "StructType", without: Iterable[str] = ()) -> str:
 
 
 def columns(fields: "Iterable[StructField]") -> str:
-    """The names and kinds of columns, the same for every way to store them.
+    """Return the names and kinds of columns, equal however they are stored.
 
     Without them, 1.23, 12.3 and 123 would hash alike: Spark hashes a decimal without its scale.
     Databases fold the case of names.
@@ -188,7 +189,7 @@ def columns(fields: "Iterable[StructField]") -> str:
 
 
 def _number(text: str) -> int:
-    """64 bits of a text, as Spark has them."""
+    """Return 64 bits of a text, as Spark computes them."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
 
 
@@ -199,7 +200,7 @@ _SAME_HASH_KINDS = {
     "char": "string",
     "varchar": "string",
 }
-"""Types whose values hash alike, and which a place may keep as each other."""
+"""Types whose values hash alike, and which a place may store as each other."""
 
 
 def _kind(type: "DataType") -> str:
@@ -228,9 +229,9 @@ def _hash(parts: Iterable[str]) -> str:
 
 
 def _parts(sql: str, kind: "DataType", nullable: bool, names: Iterator[int]) -> list[str]:
-    """What of a value is hashed: by its type alone, as read back from a file all may be NULL.
+    """Return what is hashed of a value, by its type alone: read back from a file, all may be NULL.
 
-    No two values give the same sequence, nor one that is the beginning of another's.
+    No two values give the same sequence, and none gives the beginning of another's.
     """
     from pyspark.sql import types
 
@@ -240,7 +241,7 @@ def _parts(sql: str, kind: "DataType", nullable: bool, names: Iterator[int]) -> 
         case types.StructType():
             parts = [f"{sql} is null" if nullable else "false"]
             for member in kind.fields:
-                # Not `a`.`b`: of a frame with the alias `a`, that would be the column `b`.
+                # Not `a`.`b`: for a frame with the alias `a`, that would be the column `b`.
                 field = f"{sql}[{literal(member.name)}]"
                 parts += _parts(field, member.dataType, nullable or member.nullable, names)
             return parts
@@ -249,11 +250,11 @@ def _parts(sql: str, kind: "DataType", nullable: bool, names: Iterator[int]) -> 
             key = _parts(f"{entry}['key']", kind.keyType, False, names)
             value = _parts(f"{entry}['value']", kind.valueType, True, names)
             hashes = f"transform(map_entries({sql}), {entry} -> {_hash(key + value)})"
-            # Sorted, as the order of its entries says nothing about a map.
+            # Sorted, since the order of a map's entries has no meaning.
             return [_size(sql), f"sort_array({hashes})"]
         case types.ArrayType() if _plain(kind.elementType):
-            # The elements at once, not one by one: the quick way for the usual array. It skips
-            # those that are NULL, so where they stand is hashed beside.
+            # All elements at once, not one by one: fast for ordinary arrays. It skips NULL
+            # elements, so their positions are hashed separately.
             element, gaps = f"e{next(names)}", "0L"
             if kind.containsNull:
                 where = f"{element} -> {element} is null"
@@ -271,12 +272,12 @@ def _parts(sql: str, kind: "DataType", nullable: bool, names: Iterator[int]) -> 
 
 
 def _size(sql: str) -> str:
-    """Without it, [1, 2] beside [3] would hash like [1] beside [2, 3]; of NULL it's always -1."""
+    """Without it, [1, 2] beside [3] would hash like [1] beside [2, 3]; for NULL it is always -1."""
     return f"coalesce(size({sql}), -1)"
 
 
 def _plain(kind: "DataType") -> bool:
-    """Whether an array of it can be hashed at once."""
+    """Whether an array of this type can be hashed at once."""
     from pyspark.sql import types
 
     nested = (types.StructType, types.MapType, types.ArrayType, types.VariantType, types.NullType)
@@ -287,7 +288,7 @@ def _leaf(sql: str, kind: "DataType") -> str:
     from pyspark.sql import types
 
     if isinstance(kind, types.StringType) and not kind.isUTF8BinaryCollation():
-        return f"({sql} collate UTF8_BINARY)"  # else 'a' is 'A' where the collation says so
+        return f"({sql} collate UTF8_BINARY)"  # otherwise 'a' may equal 'A', by the collation
     if kind.typeName() in ("geometry", "geography"):
         return f"st_asbinary({sql})"
     return sql
@@ -296,7 +297,7 @@ def _leaf(sql: str, kind: "DataType") -> str:
 # --- the last published chunks of a dataset, with which the next one is compared ---
 
 REMEMBERED_CHUNKS = 5
-"""Chunks whose rows tell how many to expect."""
+"""Chunks whose row counts predict the next one's."""
 
 
 class LastChunks:
@@ -310,7 +311,7 @@ class LastChunks:
         self._lock = threading.RLock()
 
     def rows(self, dataid: str) -> list[int]:
-        """How many rows the last chunks had, without this one."""
+        """Return how many rows the last chunks had, except this one."""
         with self._lock:
             self._begin(dataid)
             return [rows for other, rows in self._rows.items() if other != dataid][
@@ -318,7 +319,7 @@ class LastChunks:
             ]
 
     def schema(self, dataid: str) -> tuple[str, str] | None:
-        """The last chunk, without this one, and its schema."""
+        """Return the last chunk, except this one, and its schema."""
         with self._lock:
             self._begin(dataid)
             last = self._schema
@@ -326,10 +327,10 @@ class LastChunks:
 
     @contextmanager
     def next(self, dataid: str, evidence: Evidence, check: Callable[[], None]) -> Iterator[None]:
-        """Let a chunk that passes `check` be the last one, for all threads, while it is shown.
+        """Count a chunk that passes `check` as the last one, for all threads, while it is shown.
 
-        If the block raises, it wasn't. Were it added only then, two chunks that are shown at once
-        would both be compared with the one before.
+        If the block raises, this is undone. If it were added only afterwards, two chunks that are
+        shown at once would both be compared with the one before.
         """
         with self._lock:
             self._begin(dataid)
@@ -375,9 +376,9 @@ class LastChunks:
 
 
 def fit(df: "DataFrame", last: LastChunks, dataid: str, rule: str, declared: str) -> "DataFrame":
-    """The frame, or `ChunkFailed` if its columns aren't those of the last chunk.
+    """Return the frame, or raise `ChunkFailed` if its columns aren't those of the last chunk.
 
-    `rule` says what to do then; `declared`, how a rule is declared, with a `{}` for it.
+    `rule` says what to do then; `declared` shows how a rule is declared, with a `{}` for it.
     """
     schema = _wanted(schema_text(df.schema), last, dataid, rule, declared)
     return df if schema is None else fitted(df, schema)
@@ -386,19 +387,19 @@ def fit(df: "DataFrame", last: LastChunks, dataid: str, rule: str, declared: str
 def confirm(
     schema: str, last: LastChunks, dataid: str, rule: str, declared: str, *, jobid: str
 ) -> None:
-    """`ChunkFailed` if a chunk that was written with this schema isn't right as it is any more."""
+    """Raise `ChunkFailed` if the schema that a chunk was written with isn't right any more."""
     both = _wanted(schema, last, dataid, rule, declared)
     if both is not None and compare(both, schema):
         was = last.schema(dataid)
         raise ChunkFailed(
-            f"NOT_VALIDATED: while this chunk of {last.datasetid!r} was made, chunk "
-            f"{printable(was[0] if was else '')!r} was published with columns that this one hasn't."
-            f" Make it again: odf resubmit {typed(jobid, dataid)}"
+            f"NOT_VALIDATED: while this chunk of {last.datasetid!r} was produced, chunk "
+            f"{printable(was[0] if was else '')!r} was published with other columns."
+            f" Produce it again: odf resubmit {typed(jobid, dataid)}"
         )
 
 
 def _wanted(schema: str, last: LastChunks, dataid: str, rule: str, declared: str) -> str | None:
-    """The schema that a chunk is to be given; None if its own will do."""
+    """Return the schema that a chunk has to get; None if its own will do."""
     if rule == ANY:
         return None
     was = last.schema(dataid)
@@ -411,6 +412,7 @@ def _wanted(schema: str, last: LastChunks, dataid: str, rule: str, declared: str
             return both
         raise ChunkFailed(f"NOT_VALIDATED: the schema of {difference}, which can't be merged.")
     raise ChunkFailed(
-        f"NOT_VALIDATED: the schema of {difference}. If it is meant so: {declared.format(MERGE)}, "
+        f"NOT_VALIDATED: the schema of {difference}. If that is intended: "
+        f"{declared.format(MERGE)}, "
         f'or "{ANY}".'
     )

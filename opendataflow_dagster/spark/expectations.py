@@ -1,4 +1,4 @@
-"""Parses `expect={…}` of a job into rules, or says in a line what is wrong with it."""
+"""Parses `expect={…}` of a job into rules, or reports in a line what is wrong with it."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ ROW_LIMITS = ("min", "max", "change")
 
 
 def rules_of(expect: Mapping[str, Any] | None, outputs: Sequence[str]) -> list[Rule]:
-    """The rules of a job; of one with several outputs, `expect` is dataset → rules."""
+    """Return the rules of a job; if it has several outputs, `expect` is dataset → rules."""
     rules: list[Rule] = []
     names: set[str] = set()
     for datasetid, asked in _by_dataset(expect or {}, outputs).items():
@@ -51,7 +51,7 @@ def _by_dataset(expect: Any, outputs: Sequence[str]) -> dict[str, Mapping[str, A
     if unknown:
         of_several = f", or a dataset: {', '.join(map(repr, outputs))}" if len(outputs) > 1 else ""
         raise WrongUse(
-            f"expect has {unknown[0]!r}, which is no kind of rule. Choose from {', '.join(kinds)}"
+            f"expect has {unknown[0]!r}, which isn't a kind of rule. Choose from {', '.join(kinds)}"
             f"{of_several}{did_you_mean(str(unknown[0]), [*kinds, *outputs])}"
         )
     mixed = [word for word in expect if word in outputs and word not in kinds]
@@ -67,10 +67,10 @@ def _by_dataset(expect: Any, outputs: Sequence[str]) -> dict[str, Mapping[str, A
         )
     if expect and len(outputs) != 1:
         raise WrongUse(
-            f"Which dataset is expect for? The job writes {', '.join(map(repr, outputs))}. "
+            f"`expect` names no dataset, but the job writes {', '.join(map(repr, outputs))}. "
             f"Write expect={{{outputs[0]!r}: {{…}}}}."
             if outputs
-            else "There is expect, and the job writes no dataset. Leave it out."
+            else "`expect` is given, but the job writes no dataset. Leave it out."
         )
     return {outputs[0]: expect} if expect else {}
 
@@ -81,13 +81,13 @@ Make = Callable[[Iterable[str]], Rule]
 def _rule_makers(
     rules: Mapping[str, Any], datasetid: str, severity: str, about: str
 ) -> Iterator[Make]:
-    """What makes each rule, once it's told the names that are taken."""
+    """Yield functions that create each rule, given the names already in use."""
     for kind, what in rules.items():
         _known_kind(kind, about)
         if kind != WARNING:
             yield from KINDS[kind](what, f"{about}, {kind}", datasetid, severity)
         elif severity == WARN:
-            raise WrongUse(f"{about} has {WARNING!r} within {WARNING!r}. Take the inner one out.")
+            raise WrongUse(f"{about} has {WARNING!r} within {WARNING!r}. Remove the inner one.")
         else:
             _mapping(what, f"{about}, {WARNING}", "{kind: what}, as expect itself")
             yield from _rule_makers(what, datasetid, WARN, f"{about}, {WARNING}")
@@ -96,7 +96,7 @@ def _rule_makers(
 def _known_kind(kind: Any, about: str) -> None:
     if kind not in KINDS and kind != WARNING:
         raise WrongUse(
-            f"{about} has {kind!r}, which is no kind of rule. Choose from "
+            f"{about} has {kind!r}, which isn't a kind of rule. Choose from "
             f"{', '.join([*KINDS, WARNING])}{did_you_mean(str(kind), [*KINDS, WARNING])}"
         )
 
@@ -147,7 +147,7 @@ def _range(what: Any, about: str, *of: str) -> Iterator[Make]:
         low, high = bounds
         try:
             upside_down = len(given) == 2 and low > high
-        except TypeError:  # a date beside a datetime, or one zone beside none
+        except TypeError:  # a date and a datetime, or only one with a zone
             raise _refused(where, bounds, "two bounds of one type") from None
         if upside_down:
             raise WrongUse(f"{where} is {bounds!r}: the least is above the most. Swap them.")
@@ -156,7 +156,7 @@ def _range(what: Any, about: str, *of: str) -> Iterator[Make]:
         if high is not None:
             outside.append(f"{sql} > {_literal(high)}")
         elif kind == "number":
-            outside.append(f"{sql} = double('NaN')")  # Spark takes it for the greatest number
+            outside.append(f"{sql} = double('NaN')")  # Spark treats it as the greatest number
         span = "≤".join(str(part) for part in (low, name, high) if part is not None)
         yield _rule(
             RangeRule,
@@ -272,13 +272,13 @@ def _kind(bound: Any) -> str | None:
 
 
 def _decimals(bound: Any) -> int:
-    """How many digits a number has after the point; a float is compared as a double."""
+    """Return how many decimals a number has; a float is compared as a double."""
     exponent = bound.normalize().as_tuple().exponent if isinstance(bound, Decimal) else 0
     return max(0, -int(exponent))
 
 
 def _literal(bound: Any) -> str:
-    """A bound in SQL: exact, unless it has more digits than any column that it is compared with."""
+    """A bound in SQL: exact, unless it has more digits than any column it is compared with."""
     match bound:
         case datetime():
             zoned = "TIMESTAMP_NTZ" if bound.tzinfo is None else "TIMESTAMP_LTZ"

@@ -33,16 +33,16 @@ DRIVERS = {
     "db2": "com.ibm.db2.jcc.DB2Driver",
     "h2": "org.h2.Driver",
 }
-"""Java finds no driver by itself that came with a session's jars: it has to be named."""
+"""Java doesn't find drivers from a session's jars by itself: they have to be named."""
 
 _BACKTICKS = ("mysql", "mariadb", "databricks", "hive2")
 _SERIALIZABLE = 8
 
 _TIMESTAMPS = (93, 2014)
-"""Java's numbers for a timestamp, without and with its zone."""
+"""Java's numbers for a timestamp, without and with a zone."""
 
 _NOT_PREPARED = {"postgresql": {"prepareThreshold": "0"}}
-"""What is prepared behind a pooler stays with a session that is another client's next."""
+"""Behind a pooler, prepared statements would stay in a session that another client gets next."""
 
 _DATES = ("date", "timestamp", "timestamp_ntz")
 _DATE = r"\d+-\d+-\d+"
@@ -50,7 +50,7 @@ _NUMBERS = ("tinyint", "smallint", "int", "bigint", "decimal", "float", "double"
 _NUMBER = r"[-+]?\.?\d[\d.]*([eE][-+]?\d+)?$"
 
 _TELL_DIGITS = ("postgresql",)
-"""The drivers of which it is known that they tell the digits of a second; others say 0."""
+"""The drivers known to report the digits of a second; others say 0."""
 
 
 class JdbcTable:
@@ -75,13 +75,13 @@ class JdbcTable:
 
     @property
     def split(self) -> str:
-        """The command that splits the table by ranges, unless it is split."""
+        """Return the command that splits the table by ranges, unless it is split."""
         return "" if self.is_split else split_command(self.target.datasetid, self.dataid)
 
     def find(self, type: Any) -> None:
-        """Refuse a dataid that no row can have in a column of this type of Spark's.
+        """Refuse a dataid that no row can have in a column of this Spark type.
 
-        Spark would take a part of a date for the first day, and Java tell of its classes.
+        Spark would read part of a date as its first day, and Java's error would name its classes.
         """
         kind = type.simpleString().partition("(")[0]
         form = _DATE if kind in _DATES else _NUMBER if kind in _NUMBERS else ""
@@ -90,7 +90,7 @@ class JdbcTable:
 
     @property
     def remainders(self) -> tuple[int, int]:
-        """What a number of the chunk leaves when it is divided: of a negative one, the second."""
+        """Return the remainders of the chunk's numbers; the second one is for negative numbers."""
         return int(self.lower), int(self.lower) - (self.modulus or 0)
 
     def quoted(self, name: str) -> str:
@@ -98,13 +98,13 @@ class JdbcTable:
         return mark + name.replace(mark, mark * 2) + mark
 
     def beside(self, name: str) -> str:
-        """The name of a table in the same schema."""
+        """Return the name of a table in the same schema."""
         return ".".join(self.quoted(part) for part in (self.target.schema, name) if part)
 
     def options(self, spark: "SparkSession", table: str) -> dict[str, str]:
-        """What Spark opens a table with; the password is in them."""
-        # Java's drivers take the password only from the options, which Spark redacts in plans and
-        # in its UI, but which it logs at DEBUG.
+        """Return the options with which Spark opens a table, including the password."""
+        # Java's drivers take the password only from the options. Spark redacts them in plans and in
+        # its UI, but logs them at DEBUG.
         password = self.password() if self.password else None
         if password:
             _keep_from_logs(spark)
@@ -119,7 +119,7 @@ class JdbcTable:
 
     @contextmanager
     def connected(self, spark: "SparkSession") -> Iterator[Any]:
-        """A connection of Java for one transaction, rolled back unless it is committed."""
+        """Yield a Java connection for one transaction, rolled back unless it is committed."""
         from py4j.protocol import Py4JError
 
         need_classic(spark, self.target)
@@ -141,15 +141,15 @@ class JdbcTable:
             raise self.trouble(error) from error
 
     def take_turn(self, connection: Any) -> None:
-        """Let two publishes of a chunk not interleave, as far as the database can.
+        """Keep two publishes of a chunk from interleaving, as far as the database can.
 
-        Where it can't be serializable, both could delete the old rows and append their own.
+        Without serializable transactions, both could delete the old rows and append their own.
         """
         if connection.getMetaData().supportsTransactionIsolationLevel(_SERIALIZABLE):
             connection.setTransactionIsolation(_SERIALIZABLE)
 
     def change(self, connection: Any, statement: str, seconds: int = 0, /, **names: str) -> int:
-        """Run a statement that writes, if need be within some seconds; how many rows it wrote."""
+        """Run a statement that writes, with an optional time limit; return the rows it wrote."""
         prepared = self._prepared(connection, statement, **names)
         try:
             if seconds:
@@ -159,7 +159,7 @@ class JdbcTable:
             prepared.close()
 
     def number(self, connection: Any, statement: str, **names: str) -> int:
-        """The one number that a query tells."""
+        """Return the single number that a query selects."""
         prepared = self._prepared(connection, statement, **names)
         try:
             rows = prepared.executeQuery()
@@ -169,7 +169,7 @@ class JdbcTable:
             prepared.close()
 
     def digits(self, connection: Any, columns: Sequence[str]) -> dict[str, int]:
-        """How many digits of a second the columns have, as far as the driver tells it."""
+        """Return how many digits of a second the columns have, as far as the driver reports it."""
         if self.kind not in _TELL_DIGITS:
             return {}
         names = ", ".join(map(self.quoted, columns))
@@ -186,7 +186,7 @@ class JdbcTable:
             prepared.close()
 
     def trouble(self, error: Exception) -> Exception:
-        """What says in a line why the database refused, without a secret; else the error itself."""
+        """An error that says in a line, without secrets, why the database refused, or `error`."""
         cause = getattr(error, "java_exception", None)
         message = cause.getMessage() if cause is not None else in_a_line(error)
         if message is None:
@@ -206,7 +206,7 @@ class JdbcTable:
         return prepared
 
     def _column_type(self, connection: Any) -> int:
-        """The type of the chunk's column, as which a text is given to the database."""
+        """Return the type of the chunk's column, with which a text is passed to the database."""
         text = self._spelled("look", columns=self.quoted(self.column), table=self.table)
         prepared = connection.prepareStatement(text)
         try:
@@ -221,13 +221,13 @@ class JdbcTable:
 
 _PROVIDERS = "org.apache.spark.sql.execution.datasources.jdbc.connection"
 _LOGS_PROPERTIES = (_PROVIDERS, f"{_PROVIDERS}.BasicConnectionProvider")
-"""Spark's loggers that have all properties of a connection at DEBUG, the password among them."""
+"""Spark's loggers that log all properties of a connection at DEBUG, including the password."""
 
 
 def _keep_from_logs(spark: "SparkSession") -> None:
-    """Keep passwords out of what is logged at DEBUG, whoever has made the session.
+    """Keep passwords out of DEBUG logs, whoever started the session.
 
-    A driver gets its password from Spark's options only: there is no other way for all of them.
+    A driver gets its password only from Spark's options: no other way works for all drivers.
     """
     mask_logs()
     if is_remote(spark):
@@ -240,11 +240,11 @@ def _keep_from_logs(spark: "SparkSession") -> None:
 
 
 def need_classic(spark: "SparkSession", table: Table) -> None:
-    """Refuse a session without Java at hand."""
+    """Refuse a session without its own Java."""
     if is_remote(spark):
         raise Refused(
-            f"{table.location} is published by JDBC from the process that has Java, and a session "
-            "of Spark Connect has none. Set spark.master instead of spark.remote.",
+            f"{table.location} is published by JDBC, from a process with Java, which a Spark "
+            "Connect session doesn't have. Set spark.master instead of spark.remote.",
             code="INVALID_LOCATION",
         )
 
@@ -254,13 +254,13 @@ STAGE_PREFIX = "odf_stage"
 _STAGE_NAME = re.compile(rf"{STAGE_PREFIX}_([0-9]+)_([0-9a-f]{{8}})_[0-9a-f]{{8}}_[0-9a-f]{{8}}")
 
 _SWEEP_SECONDS = 5
-"""Seconds to wait for the staging table of an older claim, in which a zombie may be at work."""
+"""Seconds to wait for the staging table of an older claim, in which a zombie may be working."""
 
 _FETCH_ROWS = "10000"
-"""Rows that a driver fetches in one go: many take all of a chunk into memory otherwise."""
+"""Rows that a driver fetches at a time: many load a whole chunk into memory otherwise."""
 
 _MAX_CONNECTIONS = 16
-"""Connections to a database that one read opens by itself."""
+"""Connections to a database that one read opens by default."""
 
 _RANGE_TYPES = (
     "tinyint",
@@ -283,10 +283,10 @@ def read_rows(
     *,
     parts: int | None = None,
 ) -> "DataFrame":
-    """The rows of a chunk of a table, or of all of it.
+    """Return the rows of a chunk of a table, or of all of it.
 
-    A range is read in `parts`, by default as many as are worked on at once: each has a moment of
-    its own, and its connection.
+    A range is read in `parts`, by default as many as run in parallel: each has its own snapshot and
+    its own connection.
     """
     from pyspark.sql import functions as F
 
@@ -358,8 +358,8 @@ class StagedJdbcRows:
         if table.column not in df.columns:
             if place.modulus is not None or place.upper is not None:
                 raise Refused(
-                    f"The rows for {table.location} have no column {table.column!r}, by which the "
-                    "table is split. Return it too.",
+                    f"The rows for {table.location} have no column {table.column!r}, which the "
+                    "table is split by. Return it too.",
                     code="NOT_VALIDATED",
                 )
             df = df.withColumn(table.column, F.lit(dataid))
@@ -375,7 +375,7 @@ class StagedJdbcRows:
         return staged
 
     def show(self, confirm: Callable[[], None]) -> int:
-        """Put the rows in the place of the chunk's, all or none; how many they are."""
+        """Replace the chunk's rows, all or none; return the number of new rows."""
         place, names = self._place, self._names()
         with place.connected(self._spark) as connection:
             place.take_turn(connection)
@@ -389,13 +389,13 @@ class StagedJdbcRows:
         return moved
 
     def discard(self) -> None:
-        """Remove the staging table, if it is still there."""
+        """Remove the staging table, if it still exists."""
         with suppress(DataflowError), self._place.connected(self._spark) as connection:
             self._place.change(connection, "unstage", stage=self._names()["stage"])
             connection.commit()
 
     def _sweep(self, generation: int) -> None:
-        """Remove what older claims of the chunk have left, unless one is at work in it."""
+        """Remove what older claims of the chunk have left, unless one is working in it."""
         place = self._place
         with suppress(Exception), place.connected(self._spark) as connection:
             for name, older in _staging_tables(place, connection):
@@ -404,7 +404,7 @@ class StagedJdbcRows:
                     connection.commit()
 
     def frame(self) -> "DataFrame":
-        """The rows as they were loaded."""
+        """Return the rows as they were loaded."""
         stage = self._place.target._replace(name=self.name)
         return read_rows(self._spark, stage, password=self._place.password)
 
@@ -451,7 +451,7 @@ class StagedJdbcRows:
 def leftovers(
     table: Table, password: Password | None, spark: "SparkSession | None" = None
 ) -> list[tuple[str, int]]:
-    """The staging tables of a table, each with its generation."""
+    """Return the staging tables of a table, each with its generation."""
     place = JdbcTable(table, None, None, password)
     with place.connected(_session(spark)) as connection:
         return _staging_tables(place, connection)
@@ -472,7 +472,7 @@ def _staging_tables(place: JdbcTable, connection: Any) -> list[tuple[str, int]]:
 
 
 def _stage_mark(place: JdbcTable) -> str:
-    """What the names of a chunk's staging tables have in common: the table, and the chunk of it."""
+    """Return the common part of a chunk's staging tables' names: the table, and the chunk."""
     return f"{_digest(place.table)}_{_digest(place.dataid)}"
 
 
@@ -490,7 +490,7 @@ def drop(
     place = JdbcTable(table, None, None, password)
     for name in names:
         if not name.startswith(STAGE_PREFIX + "_"):
-            raise DataflowError(f"{name!r} is no staging table.")
+            raise DataflowError(f"{name!r} isn't a staging table.")
     with place.connected(_session(spark)) as connection:
         for name in names:
             place.change(connection, "unstage", stage=place.beside(name))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 FUNCTION = "dataflow_function"
-"""The attribute in which wrappers of a function, such as assets of Dagster, keep it."""
+"""The attribute in which wrappers of a function, such as Dagster assets, keep it."""
 
 
 class Argument(NamedTuple):
@@ -57,7 +57,21 @@ _BY_TYPE = {
 
 @dataclass(frozen=True)
 class SparkJob:
-    """A function that makes a chunk of frames, and how; calling it calls the function."""
+    """A function that computes chunks of frames, with its options; calling it calls the function.
+
+    Attributes:
+        fn: The function.
+        expect: What must hold before a chunk is published.
+        batch: Chunks whose rows the function gets in one frame.
+        threads: Chunks to compute in parallel.
+        schema: What to do if a chunk's columns differ from the last chunk's.
+
+    Raises:
+        WrongUse: An option isn't valid, or `batch` and `threads` are both set.
+
+    Example:
+        job = SparkJob(revenue, expect={"not_null": ["id"]})
+    """
 
     fn: Callable[..., Any]
     expect: Mapping[str, Any] = field(default_factory=dict)
@@ -95,7 +109,7 @@ class SparkJob:
         return self.fn(*args, **more)
 
     def arguments(self, plan: Plan) -> dict[str, Argument]:
-        """Parameter → what it is given; raises what says how to write it right."""
+        """Return what each parameter receives; raises an error that shows how to write it."""
         return arguments(self.fn, plan)
 
 
@@ -107,10 +121,10 @@ def spark_job(
     threads: int = 1,
     schema: str = SAME,
 ) -> Any:
-    """Declare how to compute the chunks of a function of DataFrames.
+    """Declare how a function of DataFrames computes its chunks.
 
     Args:
-        fn: The function; left out where the decorator is called with other arguments.
+        fn: The function; omitted when the decorator is called with other arguments.
         expect: What has to hold before a chunk is published, as {kind of rule: what}.
         batch: Number of chunks whose rows the function gets in one frame, with a column `dataid`
             that it has to keep. For functions that work row by row, or that group by `dataid`.
@@ -150,7 +164,7 @@ def is_spark_function(obj: Any) -> bool:
 
 
 def arguments(fn: Callable[..., Any], plan: Plan) -> dict[str, Argument]:
-    """Parameter → what it is given: by its annotation, by its name, or as the only one left."""
+    """Return what each parameter receives: by annotation, by name, or as the only one left."""
     inputs = list(plan.reads)
     by_name = {_plain(name): name for name in reversed(inputs)} | {
         datasetid: datasetid for datasetid in inputs
@@ -177,14 +191,14 @@ def arguments(fn: Callable[..., Any], plan: Plan) -> dict[str, Argument]:
         known = ", ".join(map(printable, inputs)) or "none"
         raise WrongUse(
             f"{getattr(fn, '__name__', fn)} has a parameter {unknown[0]!r}, and job {plan.jobid!r} "
-            f"reads no such dataset (it reads: {known}). Call it like a dataset, or one of chunk, "
+            f"reads no such dataset (it reads: {known}). Name it like a dataset, or one of chunk, "
             "spark, inputs, context."
         )
     return found
 
 
 def type_name(parameter: inspect.Parameter) -> str:
-    """What a parameter is annotated as, by its last name."""
+    """Return the last name of a parameter's annotation."""
     kind = parameter.annotation
     if kind is parameter.empty:
         return ""
@@ -192,12 +206,12 @@ def type_name(parameter: inspect.Parameter) -> str:
 
 
 def _package(kind: Any) -> str:
-    """The package that a type is of; one that is told as a text is Spark's."""
+    """Return the package of a type; one given as a string is Spark's."""
     return "pyspark" if isinstance(kind, str) else kind.__module__.partition(".")[0]
 
 
 def _plain(name: str) -> str:
-    """A dataset's id as a parameter may be called."""
+    """Return a dataset's id as a parameter may be named."""
     return "".join(letter if letter.isalnum() else "_" for letter in name).lower()
 
 
@@ -205,15 +219,15 @@ def _plain(name: str) -> str:
 
 
 MAX_SENT_BYTES = 32 * 2**20
-"""Bytes of Python files that are sent; of a larger folder, only those that are imported already."""
+"""Bytes of Python files to send; of a larger folder, only files that are already imported."""
 
 UNSENT_FOLDERS = {"__pycache__", "node_modules", "site-packages", "dist-packages"}
 
 
 def load_job(named: str, begin: Callable[[], Any] | None = None) -> tuple[SparkJob, str]:
-    """The job that `module:function` or `path/to/file.py:function` is, and the function's name.
+    """Return the job that `module:function` or `path/to/file.py:function` names, and its name.
 
-    `begin` starts a session, if the module wants one while it is imported: for `F.col` at its top.
+    `begin` starts a session if the module needs one while it is imported: for `F.col` at its top.
     """
     module, colon, function = named.rpartition(":")
     if not (colon and module and function):
@@ -234,33 +248,33 @@ def load_job(named: str, begin: Callable[[], Any] | None = None) -> tuple[SparkJ
 
 
 def function_in(named: str, folder: str, about: str) -> Callable[..., Any]:
-    """The function that `FILE.py:FUNCTION` names; of assets, the one that they were made of.
+    """Return the function that `FILE.py:FUNCTION` names; of assets, the function behind them.
 
     Args:
-        named: What names it.
+        named: The name, as written.
         folder: The folder that the file's path is relative to.
-        about: Who names it, for messages.
+        about: What contains the name, for error messages.
     """
     file, _, name = named.rpartition(":")
     path = os.path.normpath(os.path.join(folder, file))
     if not os.path.isfile(path):
-        raise WrongUse(f"{about} names {named}, and there is no file {path}. Correct its name.")
+        raise WrongUse(f"{about} names {named}, but there is no file {path}. Correct its name.")
     try:
         module = importlib.import_module(module_of_file(path))
     except Exception as error:
         cause = what_installs(error) if isinstance(error, ModuleNotFoundError) else None
         text = cause or reason_of(error)
-        raise WrongUse(f"{about} names {named}, which can't be imported: {text}") from error
+        raise WrongUse(f"{about} names {named}, but that can't be imported: {text}") from error
     found = getattr(module, name, None)
     found = getattr(found, FUNCTION, found)
     if not callable(found):
         like = did_you_mean(name, vars(module)) or "."
-        raise WrongUse(f"{about} names {named}, and {path} has no function {name!r}{like}")
+        raise WrongUse(f"{about} names {named}, but {path} has no function {name!r}{like}")
     return found
 
 
 def _function(obj: Any, named: str) -> Any:
-    """What makes the chunks: of assets, the function that they were made of."""
+    """Return what produces the chunks: of assets, the function behind them."""
     obj = getattr(obj, FUNCTION, obj)
     kind = type(obj)
     if callable(obj) and not inspect.isclass(obj) and _package(kind) != "dagster":
@@ -273,7 +287,7 @@ def _function(obj: Any, named: str) -> Any:
 
 
 def _module(module: str, named: str, begin: Callable[[], Any] | None) -> Any:
-    """A module by its name, or by its file, with what lies beside it importable."""
+    """Return a module by its name or its file, with its folder importable."""
     path = os.path.abspath(module)
     is_file = module.endswith(".py") or "/" in module
     if is_file and not os.path.isfile(path):
@@ -287,7 +301,7 @@ def _module(module: str, named: str, begin: Callable[[], Any] | None) -> Any:
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0] and error.name != module:
             raise WrongUse(
-                f"--spark {named!r} imports {error.name!r}, which isn't there."
+                f"--spark {named!r} imports {error.name!r}, which isn't installed."
             ) from None
         raise WrongUse(
             f"--spark {named!r}: there is no module {module!r} here. Run it where the file is, or "
@@ -308,14 +322,14 @@ def _module(module: str, named: str, begin: Callable[[], Any] | None) -> Any:
 
 
 def _wants_session(error: BaseException) -> bool:
-    """Whether pyspark raised it for want of a session: `F.col` merely asserts that there is one."""
+    """Whether pyspark raised it for lack of a session: `F.col` merely asserts that there is one."""
     last = traceback.extract_tb(error.__traceback__)[-1].filename
     asserted = isinstance(error, AssertionError) and f"{os.sep}pyspark{os.sep}" in last
     return asserted or "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error)
 
 
 def _where(error: BaseException) -> str:
-    """The file and line of the user's in which it was raised."""
+    """Return the user's file and line in which it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = os.path.dirname(os.path.dirname(__file__))
     theirs = [
@@ -329,10 +343,10 @@ def _where(error: BaseException) -> str:
 
 
 def send_modules(session: "SparkSession", function: Any) -> None:
-    """Let executors import the Python files of a job's folder, and what it has imported of others.
+    """Let executors import the Python files of a job's folder, and what it imports from others.
 
-    A function of rows (`udf`) goes there by its name; its module and helpers are only here. To send
-    the same files again does nothing. Installed packages aren't sent.
+    A function of rows (`udf`) goes there by name; its module and helpers are only here. Sending the
+    same files again does nothing. Installed packages aren't sent.
     """
     module = sys.modules.get(getattr(inspect.unwrap(function), "__module__", None) or "")
     file = getattr(module, "__file__", None)
@@ -359,27 +373,27 @@ def send_modules(session: "SparkSession", function: Any) -> None:
 
 
 def _file_of(module: Any) -> Path | None:
-    """The Python file of a module that isn't installed."""
+    """Return the Python file of a module that isn't installed."""
     file = getattr(module, "__file__", None)
     if not isinstance(file, str) or not file.endswith(".py"):
         return None
     return _sent_file(file)
 
 
-@cache  # of thousands of modules, before each piece of work
+@cache  # checks thousands of modules before each piece of work
 def _sent_file(file: str) -> Path | None:
     return None if _is_installed(path := Path(file).resolve()) else path
 
 
 def _is_installed(path: Path) -> bool:
-    """Whether executors have a file of their own: Python's, a package's, or ours."""
+    """Whether executors have their own copy of a file: Python's, a package's, or ours."""
     ours = Path(__file__).resolve().parents[1]
     stdlib = sysconfig.get_paths()["stdlib"]
     return bool(UNSENT_FOLDERS & set(path.parts)) or any(map(path.is_relative_to, (ours, stdlib)))
 
 
 def _python_files(folder: Path) -> Iterator[Path]:
-    """The modules in a folder and in its packages; other folders may hold a million files."""
+    """Yield the modules in a folder and in its packages; other folders may hold a million files."""
     for where, folders, names in os.walk(folder):
         found = [Path(where, name) for name in names if name.endswith(".py")]
         is_package = found and "pyvenv.cfg" not in names
@@ -393,9 +407,9 @@ def _python_files(folder: Path) -> Iterator[Path]:
 
 
 def _zip_of(root: Path, files: Iterable[Path]) -> bytes:
-    """A zip of files, always the same of the same files."""
+    """Return a zip of files, identical for identical files."""
     names = {file.relative_to(root): file for file in files if file.is_file()}
-    # Python before 3.13 finds a package without __init__.py only by an entry of its folder.
+    # Python before 3.13 finds a package without __init__.py only by an entry for its folder.
     folders = {parent for name in names for parent in name.parents} - {Path()}
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
@@ -410,11 +424,11 @@ def _zip_of(root: Path, files: Iterable[Path]) -> bytes:
 
 @cache
 def _outbox() -> str:
-    """A folder from which Spark serves files as long as this process lives."""
+    """Return a folder from which Spark serves files as long as this process lives."""
     folder, owner = tempfile.mkdtemp(prefix="odf-modules-"), os.getpid()
 
     def remove() -> None:
-        if os.getpid() == owner:  # not a process that was forked from this one
+        if os.getpid() == owner:  # not in a process forked from this one
             shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(remove)
@@ -428,7 +442,7 @@ _OTHERS = "odf_others"
 
 
 def outputs_of(job: SparkJob, plan: Plan, returned: Any) -> dict[str, Any]:
-    """What a function returned, by dataset: something for each, since the old chunk would stay."""
+    """Return what a function returned, for every dataset: an old chunk would stay otherwise."""
     outputs = plan.outputs
     if not isinstance(returned, Mapping):
         if returned is not None and len(outputs) > 1:
@@ -455,7 +469,7 @@ def outputs_of(job: SparkJob, plan: Plan, returned: Any) -> dict[str, Any]:
 
 
 def _check(job: SparkJob, datasetid: str, df: "DataFrame") -> None:
-    """Refuse a frame that has a name twice, or doesn't tell the chunks of a batch apart."""
+    """Refuse a frame with repeated names, or one that doesn't identify the chunks of a batch."""
     columns = df.columns
     is_exact = df.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
     times = Counter(columns if is_exact else [column.lower() for column in columns])
@@ -468,15 +482,15 @@ def _check(job: SparkJob, datasetid: str, df: "DataFrame") -> None:
         )
     if job.batch > 1 and DATAID_COLUMN not in columns:
         raise ChunkFailed(
-            f"{job.name} has batch={job.batch}, and what it returned for "
+            f"{job.name} has batch={job.batch}, but the frame that it returned for "
             f"{datasetid!r} has no column {DATAID_COLUMN!r}. Keep that column, or group by it."
         )
 
 
 class SingleChunkFrame:
-    """The rows that a job with a batch returned for one chunk alone, by the column that tells it.
+    """The rows that a job with a batch returned for one chunk alone, identified by a column.
 
-    That is looked at in the pass that writes them.
+    The column is checked in the pass that writes the rows.
     """
 
     def __init__(self, job: SparkJob, datasetid: str, dataid: str, df: "DataFrame") -> None:
@@ -489,12 +503,12 @@ class SingleChunkFrame:
         seen = df.observe(observation, F.expr(f"count_if({self._is_other}) as {_OTHERS}"))
         self._observed = Observed(seen, observation, "")
         self.frame = seen.drop(DATAID_COLUMN)
-        """The rows without that column, which is the chunk's directory."""
+        """Return the rows without that column, which is the chunk's directory."""
 
     def check(self) -> None:
         """Refuse rows of other chunks, once the rows are written."""
         count = self._observed.aggregates().get(_OTHERS)
-        if count is None:  # Spark did tasks again, and doesn't tell
+        if count is None:  # Spark repeated tasks, and doesn't report a count
             count = self._df.where(self._is_other).count()
         if count:
             raise ChunkFailed(

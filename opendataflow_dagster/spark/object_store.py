@@ -1,8 +1,8 @@
-"""Chunks where no rename can be relied on: object stores, and URLs that begin with `remote+`.
+"""Chunks in places without reliable renames: object stores, and URLs that begin with `remote+`.
 
 A chunk is written to `<root>/dataid=<escaped>/v=<generation>-<8 hex>/`, and the fact of a READY
-generation tells which of them is the chunk: who goes by the tables sees the old one or the new
-one. For everybody else `<root>/dataid=<escaped>/_odf.json` names the version.
+generation names the current version: readers who use the tables see the old one or the new
+one. For all other readers, `<root>/dataid=<escaped>/_odf.json` names the version.
 """
 
 import json
@@ -62,11 +62,11 @@ class Files(Protocol):
     """What we need of a file system; paths are URLs."""
 
     def below(self, path: str) -> list[File]:
-        """All that lies below a path, at whatever depth."""
+        """Return everything below a path, at any depth."""
         ...
 
     def read(self, path: str) -> bytes | None:
-        """A small file, if it is there."""
+        """Return the content of a small file, or None."""
         ...
 
     def write(self, path: str, data: bytes) -> None:
@@ -74,12 +74,12 @@ class Files(Protocol):
         ...
 
     def remove(self, path: str) -> bool:
-        """Remove a file, or a directory with all that is in it; whether it was there."""
+        """Remove a file, or a directory and its content; return whether it existed."""
         ...
 
 
 def files_of(spark: "SparkSession | None", target: ObjectStore) -> Files:
-    """The files of a remote place."""
+    """Return the files of a remote place."""
     if path_of(address(target.root)) is not None:
         return LocalFiles()
     return HadoopFiles(spark, target)
@@ -138,7 +138,7 @@ class HadoopFiles:
         jvm = getattr(spark, "_jvm", None)
         if jvm is None:
             raise Refused(
-                f"{target.datasetid!r} is at {target.root}, whose files a session of Spark Connect "
+                f"{target.datasetid!r} is at {target.root}, whose files a Spark Connect session "
                 "can't manage. Use one with spark.master, or the format delta or iceberg.",
                 code="INVALID_LOCATION",
             )
@@ -158,7 +158,7 @@ class HadoopFiles:
             if not any(text in message for text in _MISSING_CLASS_MESSAGES):
                 raise
             raise Refused(
-                f"{target.datasetid!r} is at {target.root}, and Spark has nothing here that reads "
+                f"{target.datasetid!r} is at {target.root}, but Spark has nothing here that reads "
                 f"{root.partition(':')[0]} URLs. Configure its jars: spark.jars.packages in "
                 "dataflow.properties.",
                 code="INVALID_LOCATION",
@@ -192,14 +192,14 @@ class HadoopFiles:
         there = self._path(path)
         system = there.getFileSystem(self._conf)
         if system.getScheme() not in _RENAMING_SCHEMES:
-            # An object store shows an object when it is closed, whole.
+            # An object store shows an object only when it is closed, complete.
             self._put(system, there, data)
             return
         aside = self._path(f"{path.rpartition('/')[0]}/_odf-{os.urandom(4).hex()}")
         self._put(system, aside, data)
         hadoop = self._jvm.org.apache.hadoop.fs
-        # FileSystem.rename refuses a target that exists, and to delete it first would show nothing
-        # for a moment. Only FileContext overwrites, by an array of options that py4j can't make.
+        # FileSystem.rename refuses an existing target, and deleting it first would show nothing for
+        # a moment. Only FileContext overwrites, with an array of options that py4j can't create.
         rename = getattr(hadoop, "Options$Rename")
         ways = self._jvm.java.lang.reflect.Array.newInstance(
             self._jvm.java.lang.Class.forName("org.apache.hadoop.fs.Options$Rename"), 1
@@ -227,12 +227,12 @@ _RENAMING_SCHEMES = ("file", "hdfs", "viewfs", "webhdfs")
 
 
 def to_json(note: Mapping[str, Any]) -> bytes:
-    """What is told, as a small file has it."""
+    """Return the content of a small file for a note."""
     return json.dumps(note, ensure_ascii=True).encode()
 
 
 def from_json(data: bytes | None) -> dict[str, Any]:
-    """The same read, or nothing."""
+    """Return the note in a small file, or an empty one."""
     try:
         found = json.loads(data or b"{}")
     except ValueError:
@@ -251,7 +251,7 @@ _CHUNK = re.compile(r"dataid=([^/]+)/(v=[0-9]+-[0-9a-f]+)/(.*)", re.DOTALL)
 
 
 class Version(NamedTuple):
-    """A version of a chunk that lies there, visible or not."""
+    """A version of a chunk in its place, visible or not."""
 
     dataid: str
     generation: int
@@ -261,7 +261,7 @@ class Version(NamedTuple):
 
 
 class StagedRemote:
-    """A chunk on its way: a version that nobody reads until the tables tell of it."""
+    """A chunk on its way: a version that nobody reads until the tables name it."""
 
     evidence: Evidence
 
@@ -279,7 +279,7 @@ class StagedRemote:
         self.chunk = f"{target.root}/{directory(dataid)}"
         self.location = f"{self.chunk}/v={generation}-{os.urandom(4).hex()}"
         self.path = address(self.location)
-        """The version as Spark writes it; it isn't there yet."""
+        """Start a version that Spark will write; it doesn't exist yet."""
         self.bytes: int | None = None
         self._dataid, self._note, self._shown = dataid, {}, False
 
@@ -321,11 +321,11 @@ class StagedRemote:
         return staged
 
     def tell(self, facts: Mapping[str, Any]) -> None:
-        """Write the note of what was written, once it is there whole."""
+        """Write the note about what was written, once all of it exists."""
         found = self._files.below(self.path)
         if any("/_temporary/" in part.path for part in found):
             raise DataflowError(
-                f"{self.path} isn't whole: Spark hasn't committed it. Let the chunk be made again."
+                f"{self.path} is incomplete: Spark hasn't committed it. Run the chunk again."
             )
         data = [part for part in found if is_data(part.path)]
         self.bytes = sum(part.bytes for part in data)
@@ -339,16 +339,18 @@ class StagedRemote:
         self._files.write(f"{self.path}/{NOTE}", to_json(self._note))
 
     def verify(self, rows: int) -> None:
-        """Compare the rows that are there with those that were counted."""
+        """Compare the rows found there with those that were counted."""
         found = self.frame().count()
         if found != rows:
-            raise DataflowError(f"Of {rows} rows that were written to {self.path}, {found} are.")
+            raise DataflowError(
+                f"{rows} rows were written to {self.path}, but {found} are found there."
+            )
 
     def show(self, confirm: Confirm) -> str:
-        """The location for the fact of the chunk, if the claim is still ours.
+        """Return the location for the chunk's fact, if the claim still holds.
 
-        From the commit of that fact on, the tables tell of this version. The pointer for others is
-        overwritten now, as a folder's chunk would be.
+        From the commit of that fact on, the tables name this version. The pointer for other readers
+        is overwritten now, as a folder's chunk would be.
         """
         confirm()
         self._shown = True
@@ -356,11 +358,11 @@ class StagedRemote:
         return self.location
 
     def point(self) -> bool:
-        """Name this version to those who don't ask the tables, unless a newer one is named."""
+        """Point readers who don't use the tables to this version, unless a newer one is named."""
         return point(self._files, self.chunk, self.location, self.generation, self._store)
 
     def discard(self) -> None:
-        """Remove what wasn't shown; what was replaced, `odf clean` removes after its grace."""
+        """Remove what wasn't shown; `odf clean` removes what was replaced, after a grace period."""
         if not self._shown:
             self._files.remove(self.path)
 
@@ -371,13 +373,13 @@ class StagedRemote:
 def read_version(
     spark: "SparkSession", target: ObjectStore, dataid: str, location: str | None
 ) -> "DataFrame":
-    """The rows of a chunk: of the version that its fact names, else of the one pointed to."""
+    """Return the rows of a chunk: of the version that its fact names, or else its pointer."""
     files = files_of(spark, target)
     location = chunk_version(files, target, dataid, location)
     if location is None:
         raise Refused(
-            f"{target.datasetid!r} is READY, and there is nothing of chunk {dataid!r} in "
-            f"{target.root}. Let it be made again: odf resubmit",
+            f"{target.datasetid!r} is READY, but {target.root} has nothing of chunk {dataid!r}. "
+            f"Produce it again: odf resubmit",
             code="INVALID_LOCATION",
         )
     note = from_json(files.read(f"{address(location)}/{NOTE}"))
@@ -387,7 +389,7 @@ def read_version(
 def chunk_version(
     files: Files, target: ObjectStore, dataid: str, location: str | None = None
 ) -> str | None:
-    """Where a chunk is: as its fact tells, as its pointer tells, or where a script would put it."""
+    """Return where a chunk is: by its fact, by its pointer, or where a script would put it."""
     chunk = f"{target.root}/{directory(dataid)}"
     if location and location.rstrip("/") != target.root:
         return location
@@ -398,10 +400,10 @@ def chunk_version(
 
 
 def point(files: Files, chunk: str, location: str, generation: int, store: str = "") -> bool:
-    """Let a chunk's pointer name a version, unless it names one of a newer generation of ours.
+    """Let a chunk's pointer name a version, unless it names a newer generation of ours.
 
-    Between the look and the write a newer one can come, for the time until the next publish or
-    `odf clean`: who goes by the tables isn't concerned.
+    Between the check and the write, a newer one can come; the pointer is then wrong until the next
+    publish or `odf clean`. Readers who use the tables aren't affected.
     """
     path = f"{address(chunk)}/{NOTE}"
     there = from_json(files.read(path))
@@ -415,7 +417,7 @@ def point(files: Files, chunk: str, location: str, generation: int, store: str =
 
 
 def versions(found_below: Sequence[File], target: ObjectStore) -> list[Version]:
-    """Every version of every chunk, of all that lies in a place."""
+    """Return every version of every chunk, given all files of a place."""
     found: dict[tuple[str, str], list] = {}
     root = address(target.root)
     for part in found_below:
@@ -436,7 +438,7 @@ def versions(found_below: Sequence[File], target: ObjectStore) -> list[Version]:
 
 
 def is_data(path: str) -> bool:
-    """Whether a path is that of a file with rows, not of a directory or of what tells of it."""
+    """Whether a path is a file with rows, not a directory or metadata."""
     return os.path.basename(path)[:1] not in ("", "_", ".")
 
 
@@ -456,15 +458,15 @@ def in_remote(
     session: Callable[[], Any],
     grace: float = GRACE,
 ) -> Iterator[tuple[Leftover, Remove]]:
-    """Versions of chunks that the tables don't tell of, and pointers that name another.
+    """Return versions of chunks that the tables don't name, and pointers that name another.
 
-    A version that a pointer names stays until the pointer is right: there are readers who go by it.
+    A version that a pointer names stays until the pointer is right: some readers use it.
     """
     is_local = path_of(address(target.root)) is not None
     files = files_of(None if is_local else session(), target)
     datasetid, known = target.datasetid, {"datasetid": target.datasetid}
-    # Before the tables: a version that is published in between is then not among what is looked at.
-    # The other way round, it would be here and in no row, and be removed.
+    # Listed before the tables are read: a version that is published in between isn't in the list.
+    # In the other order, it would be listed but in no row, and be removed.
     below = files.below(address(target.root))
     found = versions(below, target)
     alive = live(store, datasetid)
@@ -510,7 +512,7 @@ def in_remote(
 def in_table(
     store: Store, table: Table, password: Callable[[], str | None], session: Callable[[], Any]
 ) -> Iterator[tuple[Leftover, Remove]]:
-    """Staging tables of a database whose claims are over; it doesn't tell their age."""
+    """Return staging tables of a database whose claims have ended; their age isn't known."""
     if table.dialect == JDBC:
         if not is_written(store, table.datasetid):
             return  # so that Java isn't needed for it
@@ -528,13 +530,13 @@ def in_table(
 
 
 def _pointed(files: Files, target: ObjectStore, dataid: str) -> str:
-    """The version that a chunk's pointer names."""
+    """Return the version that a chunk's pointer names."""
     chunk = f"{target.root}/{directory(dataid)}"
     return f"{chunk}/{from_json(files.read(f'{address(chunk)}/{NOTE}')).get('version')}"
 
 
 def _correct(store: Store, files: Files, chunk: Standing, path: str) -> bool:
-    """Let a pointer name the version that the tables tell of, if they still do."""
+    """Let a pointer name the version that the tables name, if they still do."""
     now = standing(store, chunk.datasetid, [chunk.dataid]).get(chunk.dataid)
     if now != chunk or chunk.location is None:
         return False

@@ -1,6 +1,6 @@
 """Connections to PostgreSQL, and reading a chunk of a table as a DataFrame, without a Java driver.
 
-The driver has one connection for questions, each task one for Arrow data.
+The driver has one connection for queries; each task has one for Arrow data.
 """
 
 import re
@@ -27,7 +27,7 @@ Password = Callable[[], str | None]
 
 
 class Login:
-    """What opens a database: tasks get it pickled, and nothing prints it."""
+    """The credentials of a database: tasks receive them pickled, and nothing prints them."""
 
     __slots__ = ("_conninfo",)
 
@@ -44,12 +44,12 @@ class Login:
         return hash(self._conninfo)
 
     def reveal(self) -> str:
-        """The connection string, password included."""
+        """Return the connection string, including the password."""
         return self._conninfo
 
 
 class Layout(NamedTuple):
-    """How a table lies in its database."""
+    """How a table is stored in its database."""
 
     kind: str
     schema: str
@@ -81,11 +81,11 @@ class PostgresRows(Rows):
         return self._names["table"].replace("%%", "%")
 
     def columns(self, connection: Any) -> list[Column]:
-        """The columns of the table; a refusal if there is none."""
+        """Return the columns of the table; raise a refusal if there is no table."""
         found = self.run(connection, "columns", name=self.name)
         if not found:
             raise Refused(
-                f"There is no table {self.table.location}. Create it, or see what is registered: "
+                f"There is no table {self.table.location}. Create it, or list what is registered: "
                 "odf dataset list",
                 code="INVALID_LOCATION",
             )
@@ -98,30 +98,30 @@ class PostgresRows(Rows):
     def run(
         self, connection: Any, statement: str, names: dict[str, str] | None = None, **params: Any
     ) -> list[tuple]:
-        """Run a statement; its rows, if it has any."""
+        """Run a statement; return its rows, if it has any."""
         text = self._statement(statement, **(names or {}))
         cursor = connection.execute(text, self._known | params)
         return cursor.fetchall() if cursor.description else []
 
     def find(self, connection: Any) -> int:
-        """How many rows the planner expects of the chunk; refuse one that no row can be in."""
+        """Return how many rows the planner expects in the chunk; refuse one that can't have any."""
         with self._finding():
             [(plan,)] = self.run(connection, "expected_of_chunk")
         return plan[0]["Plan"]["Plan Rows"]
 
     def spelled(self, connection: Any, statement: str, names: dict[str, str], **params: Any) -> str:
-        """A statement with its values quoted in it, for a way that takes no parameters."""
+        """Return a statement with its values quoted in it, for connections without parameters."""
         from psycopg import ClientCursor
 
         text = self._statement(statement, **names)
         return ClientCursor(connection).mogrify(text.encode(), self._known | params)
 
     def spell(self, statement: str, **names: Any) -> str:
-        """A piece of a statement with these names in it."""
+        """Return a piece of a statement with these names in it."""
         return self._statement(statement, **names)
 
     def plain(self, statement: str, **names: Any) -> str:
-        """The same for a way without parameters; `{part}` and `{rows}` are left for the task."""
+        """Return the same without parameters; the task fills in `{part}` and `{rows}`."""
         left = {"part": "{part}", "rows": "{rows}"}
         escaped = {
             name: value.replace("{", "{{").replace("}", "}}") for name, value in names.items()
@@ -129,11 +129,11 @@ class PostgresRows(Rows):
         return self._statement(statement, **(escaped | left)).replace("%%", "%")
 
     def change(self, connection: Any, statement: str, names: dict[str, str]) -> int:
-        """Run a statement that writes; how many rows it wrote."""
+        """Run a statement that writes; return how many rows it wrote."""
         return connection.execute(self._statement(statement, **names), self._known).rowcount
 
     def quoted(self, name: str) -> str:
-        """A name as a statement takes it."""
+        """Quote a name for a statement."""
         return self._quoted(name)
 
     @property
@@ -142,29 +142,29 @@ class PostgresRows(Rows):
 
     @property
     def edges(self) -> tuple[Any, Any]:
-        """The bounds of a range."""
+        """Return the bounds of a range."""
         return self._known["lower"], self._known["upper"]
 
     def connected(self) -> Any:
-        """A connection for one transaction, which is rolled back unless it is committed."""
+        """Open a connection for one transaction, which is rolled back unless it is committed."""
         return self._connected()
 
     def open(self) -> Any:
-        """A connection that its caller closes."""
+        """Open a connection that the caller closes."""
         return self._postgres()
 
     def telling(self) -> AbstractContextManager[None]:
-        """What says in a line what the database refuses."""
+        """Report in a line what the database refuses."""
         return self._telling()
 
     def take_turn(self, connection: Any) -> None:
         self._take_turn(connection)
 
     def login(self) -> Login:
-        """What a task needs to connect, the password included."""
+        """Return what a task needs to connect, including the password."""
         from psycopg.conninfo import make_conninfo
 
-        mask_logs()  # it goes into the function that the tasks run
+        mask_logs()  # the password goes into the function that the tasks run
         host, _, port = self.table.host.partition(":")
         table = self.table
         parts = {"host": host, "port": port, "dbname": table.database, "user": table.user}
@@ -182,7 +182,7 @@ class PostgresRows(Rows):
 
 @contextmanager
 def linked(login: Login) -> Iterator["Link"]:
-    """A connection of a task, in a transaction that is rolled back unless it is committed."""
+    """Yield a task's connection, in a transaction that is rolled back unless it is committed."""
     import adbc_driver_manager
 
     try:
@@ -199,13 +199,13 @@ def linked(login: Login) -> Iterator["Link"]:
 
 
 class Link:
-    """What tasks ask of a connection."""
+    """What tasks do with a connection."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
     def batches(self, query: str) -> Iterator["pyarrow.RecordBatch"]:
-        """The rows of a query, by COPY, a bulk at a time."""
+        """Yield the rows of a query, by COPY, in batches."""
         import adbc_driver_manager
         import pyarrow
 
@@ -223,7 +223,7 @@ class Link:
             made.execute_update()
 
     def load(self, schema: str, table: str, reader: "pyarrow.RecordBatchReader") -> int:
-        """Append what a reader has to a table, by COPY; how many rows that were."""
+        """Append a reader's rows to a table, by COPY; return how many rows that were."""
         import adbc_driver_manager
 
         with adbc_driver_manager.AdbcStatement(self._connection) as statement:
@@ -240,7 +240,7 @@ class Link:
             return statement.execute_update()
 
     def settle(self, done: str, known: str, rows: int) -> int:
-        """Commit with the word that a part is whole; if another try said it before, its rows."""
+        """Commit, and mark the part as complete; if another try already did, return its rows."""
         import adbc_driver_manager
 
         try:
@@ -253,17 +253,17 @@ class Link:
         return rows
 
 
-# The driver reads all types of a database when it opens one: once per process is enough.
+# On opening a database, the driver reads all of its types: once per process is enough.
 @lru_cache(maxsize=4)
 def _database(login: Login) -> Any:
-    """What the driver learns of a database once: its types. No connection stays open."""
+    """Return what the driver reads of a database once: its types. No connection stays open."""
     import adbc_driver_postgresql
 
     return adbc_driver_postgresql.connect(login.reveal())
 
 
 def _tidy(error: BaseException) -> str:
-    """What the driver says, in a line, without what it was doing."""
+    """Return the driver's message, in a line, without the operation."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     message = next((line for line in lines if "ERROR:" in line or "FATAL:" in line), lines[0])
     message = re.sub(r"^.*?(?:ERROR|FATAL):\s*", "", message)
@@ -272,11 +272,11 @@ def _tidy(error: BaseException) -> str:
 
 
 def snapshot_statements(rows: PostgresRows, snapshot: str | None) -> list[str]:
-    """What a task says first, so that it looks at what the others look at."""
+    """Return what a task runs first, so that it sees the same snapshot as the others."""
     if snapshot is None:
         return []
     if not re.fullmatch(r"[0-9A-Fa-f-]+", snapshot):
-        raise DataflowError(f"PostgreSQL named a snapshot {snapshot!r}.")
+        raise DataflowError(f"PostgreSQL returned an invalid snapshot name: {snapshot!r}.")
     return [rows.spell("look_begin"), rows.spell("look_as", snapshot=snapshot)]
 
 
@@ -294,13 +294,13 @@ def read_rows(
     *,
     parts: int | None = None,
 ) -> "DataFrame":
-    """The rows of a chunk of a table, or of all of it, read in parallel parts.
+    """Return the rows of a chunk of a table, or of all of it, read in parallel parts.
 
-    Several parts see the same moment within `looking()`. Outside of it a chunk is read in one
-    part, which is one moment too, unless `parts` says otherwise.
+    Within `looking()`, all parts see the same snapshot. Outside of it, a chunk is read in one part,
+    which is one snapshot, too, unless `parts` says otherwise.
     """
     if parts is not None and parts < 1:
-        raise WrongUse(f"There are no {parts} parts. Say 1 or more.")
+        raise WrongUse(f"`parts` is {parts}. Give 1 or more.")
     rows = PostgresRows(table, dataid, bounds, password)
     with _connection_for(rows) as (connection, snapshot):
         columns = rows.columns(connection)
@@ -316,10 +316,10 @@ def read_rows(
 
 @contextmanager
 def looking() -> Iterator[None]:
-    """Let all that is read within be of one moment for each database, also in several parts.
+    """Read everything in this block from one snapshot per database, even in several parts.
 
-    The moment is held by a connection of its own until the end, which is when results have to be
-    there.
+    A connection holds the snapshot until the block ends; by then, results must be
+    computed.
     """
     held: dict[Any, Any] = {}
     token = _snapshots.set(held)
@@ -333,7 +333,7 @@ def looking() -> Iterator[None]:
 
 @contextmanager
 def _connection_for(rows: PostgresRows) -> Iterator[tuple[Any, str | None]]:
-    """A connection to ask by, and the name of the moment that it holds, if it does."""
+    """Yield a connection for queries, and the name of the snapshot that it holds, if any."""
     held, table = _snapshots.get(), rows.table
     if held is None:
         with rows.connected() as connection:
@@ -353,7 +353,7 @@ def _connection_for(rows: PostgresRows) -> Iterator[tuple[Any, str | None]]:
 def _queries(
     rows: PostgresRows, connection: Any, columns: Sequence[Column], whole: bool, parts: int | None
 ) -> list[str]:
-    """A query for each part; together they have every row once."""
+    """Return a query for each part; together, they return every row once."""
     selected = ", ".join(_selected(rows, column) for column in columns)
     statement = "part_of_all" if whole else "part_of_chunk"
 
@@ -391,7 +391,7 @@ def _queries(
 
 
 def _cuts(rows: PostgresRows, connection: Any, column: Column, parts: int) -> list[str] | None:
-    """The bounds of a range and what cuts it into parts, if its type can be reckoned with."""
+    """Return the bounds of a range and the cuts between parts, if its type is numeric or a time."""
     whole = column.base in ("int2", "int4", "int8")
     if not whole and column.base not in ("numeric", "date", "timestamp", "timestamptz"):
         return None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 STAGE_PREFIX = "odf_stage"
 PARTS_SUFFIX = "_parts"
-"""What the name of the table has at its end that tells which parts of a staging table are whole."""
+"""The suffix of the table that lists the complete parts of a staging table."""
 
 _STAGED_TYPES = {
     "boolean": "bool",
@@ -54,15 +54,15 @@ class ColumnLoad(NamedTuple):
 
     target: Column
     expression: str
-    """What Spark makes of the column `{}` for the way."""
+    """Spark's expression for the column `{}` to transfer."""
     type: str
     """The type of the staging table's column."""
     cast: str | None
-    """The type to cast it to for the table, if PostgreSQL doesn't do it by itself."""
+    """The type to cast it to for the table, unless PostgreSQL does it implicitly."""
     back: str
-    """What makes the frame's column of the staging table's again."""
+    """The expression that restores the frame's column from the staging table's."""
     lost: str | None
-    """What is true of a value that the table wouldn't keep as it is, if there may be one."""
+    """The condition for a value that the table would change, if that can happen."""
     frame_type: str
     """The type in the frame."""
 
@@ -70,9 +70,9 @@ class ColumnLoad(NamedTuple):
 class StagedRows:
     """A chunk in a staging table beside its table.
 
-    Tasks can't share a transaction, and one that is repeated would append its rows twice. So each
-    task commits its part to a table that nobody reads, together with a mark that the part is there;
-    one statement of the driver then moves all rows, in the transaction that asks for the claim.
+    Tasks can't share a transaction, and a repeated task would append its rows twice. So each task
+    commits its part to a table that nobody reads, together with a mark that the part is there.
+    One statement of the driver then moves all rows, in the transaction that confirms the claim.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class StagedRows:
         generation: int,
         parts: int | None = None,
     ) -> "StagedRows":
-        """Load a frame into a new staging table in the table's schema, a task for each part."""
+        """Load a frame into a new staging table in the table's schema, one task per part."""
         rows = PostgresRows(table, dataid, bounds, password)
         marks = blake2b(f"{rows.name}\n{dataid}".encode(), digest_size=4).hexdigest()
         name = f"{STAGE_PREFIX}_{generation}_{marks}_{os.urandom(4).hex()}"
@@ -110,7 +110,7 @@ class StagedRows:
             staged._create(connection)
             connection.commit()
         for stage in left:
-            with suppress(DataflowError):  # a zombie is at work in it: `odf clean` finds it later
+            with suppress(DataflowError):  # a zombie is working in it: `odf clean` finds it later
                 _drop(rows, schema, [stage], "hurry")
         try:
             staged._fill(df if parts is None else df.coalesce(parts), list(ways))
@@ -121,9 +121,9 @@ class StagedRows:
         return staged
 
     def show(self, confirm: Callable[[], None]) -> int:
-        """Put the rows in the place of the chunk's, all or none; how many they are.
+        """Replace the chunk's rows, all or none; return the number of new rows.
 
-        `confirm` raises if the claim isn't ours any more; it is called before the commit.
+        `confirm` raises if the claim is lost; it is called before the commit.
         """
         rows, table = self._rows, self._rows.table
         with rows.connected() as connection:
@@ -132,8 +132,8 @@ class StagedRows:
             moved = rows.change(connection, "move", self._names() | self._moves())
             if moved != self.rows:
                 raise DataflowError(
-                    f"Of {self.rows} rows for chunk {self._dataid!r} of {table.location}, {moved} "
-                    f"are in the staging table {self.name}. Let the chunk be made again."
+                    f"{self.rows} rows were loaded for chunk {self._dataid!r} of {table.location}, "
+                    f"but {moved} are in the staging table {self.name}. Run the chunk again."
                 )
             [(found,)] = rows.run(connection, "count")
             self._refuse_others(moved, found)
@@ -144,12 +144,12 @@ class StagedRows:
         return moved
 
     def discard(self) -> None:
-        """Remove the staging table, if it is still there."""
-        with suppress(DataflowError):  # without a database now: `odf clean` finds it
+        """Remove the staging table, if it still exists."""
+        with suppress(DataflowError):  # if the database is away, `odf clean` finds it
             _drop(self._rows, self._schema, [self.name])
 
     def frame(self) -> "DataFrame":
-        """The rows as they were loaded, with the columns and types that the frame had."""
+        """Return the rows as they were loaded, with the columns and types of the frame."""
         assert self._spark is not None
         stage = self._rows.table._replace(schema=self._schema, name=self.name)
         parts = max(1, round(self.rows / ROWS_PER_PART))
@@ -160,7 +160,7 @@ class StagedRows:
         return back.toDF(*(way.target.name for way in self._ways))
 
     def _verify(self) -> None:
-        """Refuse what the table wouldn't take as it is, before anything of the chunk is shown."""
+        """Refuse values that the table would change, before anything of the chunk is shown."""
         rows, names = self._rows, self._names()
         ways = [(f"c{at}", way) for at, way in enumerate(self._ways)]
         lossy = [(name, way) for name, way in ways if way.lost]
@@ -196,7 +196,7 @@ class StagedRows:
         return _names(self._rows, self._schema, self.name)
 
     def _moves(self) -> dict[str, str]:
-        """What goes where, in the last step."""
+        """Return what goes where, in the last step."""
         rows = self._rows
         into = [rows.quoted(way.target.name) for way in self._ways]
         values = [
@@ -240,7 +240,7 @@ class StagedRows:
 
 
 def leftovers(table: Table, password: Password | None) -> list[tuple[str, int]]:
-    """The staging tables beside a table, each with its generation."""
+    """Return the staging tables beside a table, each with its generation."""
     rows = PostgresRows(table, None, None, password)
     with rows.connected() as connection:
         return _staging_tables(rows, connection)
@@ -266,7 +266,7 @@ def _drop(
         rows.run(connection, patience)
         for name in names:
             if not name.startswith(STAGE_PREFIX + "_"):
-                raise DataflowError(f"{name!r} is no staging table.")
+                raise DataflowError(f"{name!r} isn't a staging table.")
             rows.run(connection, "unstage", _names(rows, schema, name))
         connection.commit()
 
@@ -286,22 +286,22 @@ def _note(name: str) -> str:
 def _column_loads(
     rows: PostgresRows, df: "DataFrame", columns: Sequence[Column]
 ) -> dict[int, ColumnLoad]:
-    """How each column of a frame gets into the table, by its number in the frame."""
+    """Return how each column of a frame gets into the table, by its number in the frame."""
     known = {column.name: column for column in columns}
     table, told = rows.table, [field.name for field in df.schema]
     wrong = [f"the table has no column {name!r}" for name in told if name not in known]
     wrong += [
-        f"{name!r} is there {told.count(name)} times"
+        f"{name!r} occurs {told.count(name)} times"
         for name in dict.fromkeys(told)
         if told.count(name) > 1
     ]
     wrong += [
-        f"{name!r} is needed and missing"
+        f"{name!r} is required but missing"
         for name, column in known.items()
         if column.needed and name not in told and name != table.column
     ]
     if table.column not in told and not rows.is_value:
-        wrong.append(f"{table.column!r} is missing, by which the table is split")
+        wrong.append(f"{table.column!r} is missing, which the table is split by")
     found: dict[int, ColumnLoad] = {}
     for at, field in enumerate(df.schema):
         target = known.get(field.name)
@@ -324,7 +324,7 @@ def _column_loads(
 def _loader(
     login: Login, schema: str, table: str, done: str, known: str
 ) -> Callable[[Iterator["pyarrow.RecordBatch"]], Iterator["pyarrow.RecordBatch"]]:
-    """What a task does with its part: load it once, however often the task is tried."""
+    """Return what a task does with its part: load it once, however often the task is tried."""
 
     def load(batches: Iterator["pyarrow.RecordBatch"]) -> Iterator["pyarrow.RecordBatch"]:
         import pyarrow
@@ -348,7 +348,7 @@ def _loader(
 
 
 def column_load(name: str, type: "DataType", target: Column) -> ColumnLoad | str:
-    """How to load a column, or what is in the way."""
+    """Return how to load a column, or why that is impossible."""
     told, kind = type.simpleString(), _kind(type)
     natural = _STAGED_TYPES.get(kind)
     scale: int | None = getattr(type, "scale", None)
@@ -379,33 +379,33 @@ def column_load(name: str, type: "DataType", target: Column) -> ColumnLoad | str
             "cast({} as string)", TEXT, None if target.base in _TEXTS else target.type, lost=lost
         )
     elif {natural, target.base} == {"timestamp", "timestamptz"}:
-        # By the zone of Spark's session: the server would take its own.
+        # With the zone of Spark's session: the server would use its own.
         lost = types.value_loss(target.base, None, target)
         return way(f"cast({{}} as {SAME_TYPES[target.base]})", target.base, None, lost=lost)
     elif natural is not None and _is_kept(natural, target):
         staged = told.replace("decimal", "numeric") if natural == "numeric" else natural
-        # PostgreSQL's own cast keeps 15 digits of a double, its text all of them.
+        # PostgreSQL's own cast keeps 15 digits of a double; its text has all of them.
         cast = "text::numeric" if (natural[:5], target.base) == ("float", "numeric") else None
         expression = "cast({} as smallint)" if kind == "tinyint" else "{}"
         lost = types.value_loss(natural, scale, target)
         return way(expression, staged, cast, lost=lost)
-    return f"{name!r} is {told} in the frame and {target.type} in the table"
+    return f"{name!r} is {told} in the frame but {target.type} in the table"
 
 
 def _is_kept(natural: str, target: Column) -> bool:
-    """Whether PostgreSQL puts a value of a type into a column by itself.
+    """Whether PostgreSQL casts values of a type to a column's type implicitly.
 
-    What it would round, `lossless` finds among the values of the frame.
+    `lossless` finds values of the frame that it would round.
     """
     base = target.base
     if natural == base or base in _TEXTS:
         return True
     if base in _WHOLE_TYPES:
-        return natural in _WHOLE_TYPES  # one that is too large is an error
+        return natural in _WHOLE_TYPES  # a number that is too large is an error
     return base in _FRACTIONS and natural in (*_WHOLE_TYPES, *_FRACTIONS)
 
 
 def _kind(type: "DataType") -> str:
-    """The name of a type without what it is made of."""
+    """Return the name of a type without its parameters."""
     kind = re.split(r"[(<]", type.simpleString())[0]
     return "string" if kind in ("varchar", "char") else kind

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 PROGRESS_SECONDS = 10.0
-"""Seconds between two lines about a job of Spark that takes long."""
+"""Seconds between two lines about a Spark job that takes long."""
 
 MAX_GAP_FACTOR = 6
-"""The longest gap between two lines, as a multiple of `every`: a long job reports less and less."""
+"""The longest gap between two lines, as a multiple of `every`: a long job reports less often."""
 
 
 class StageProgress(NamedTuple):
-    """How far the running job is."""
+    """The progress of the running job."""
 
     stage: int
     stages: int
@@ -35,10 +35,10 @@ class StageProgress(NamedTuple):
 
 
 class SparkProgress:
-    """While its block runs, tell how far the Spark jobs of this thread are.
+    """Reports, while its block runs, the progress of this thread's Spark jobs.
 
-    `say` is given a line when a block takes longer than `every` seconds; it can't make the work
-    fail.
+    `say` gets a line when a block takes longer than `every` seconds; its errors don't affect the
+    work.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ def _of_classic(context: Any, tag: str) -> StageProgress | None:
 
 
 def _of_connect(stages: list[Any]) -> StageProgress | None:
-    """The server doesn't say what it skips: a stage that others have overtaken isn't at work."""
+    """The server doesn't say which stages it skips: one that others overtook isn't running."""
     found = sorted(stages, key=lambda stage: stage.stage_id)
     last = max((at for at, stage in enumerate(found) if stage.num_completed_tasks), default=0)
     return _first_of(
@@ -135,7 +135,7 @@ def _of_connect(stages: list[Any]) -> StageProgress | None:
 
 
 def _first_of(stages: list[tuple[int, int, bool]]) -> StageProgress | None:
-    """The first stage that is at work, of the (done, tasks, at work) of each."""
+    """Return the first running stage, given (done, tasks, running) of each."""
     for number, (done, tasks, at_work) in enumerate(stages, 1):
         if at_work:
             return StageProgress(number, len(stages), done, tasks)
@@ -143,23 +143,23 @@ def _first_of(stages: list[tuple[int, int, bool]]) -> StageProgress | None:
 
 
 _here = threading.local()
-"""The tag and the label of this thread's jobs, kept here too: an interrupted call loses Java's."""
+"""The tag and the label of this thread's jobs, kept here because an interrupt loses Java's copy."""
 
 _LABEL_PROPERTIES = "spark.jobGroup.id", "spark.job.description"
-"""The properties of a thread of Java that Spark's UI shows of each job."""
+"""The properties of a Java thread that Spark's UI shows for each job."""
 
 
 def describe_chunks(claims: Sequence[Claim]) -> str:
-    """The chunk of a claim; of several claims, the first and how many more."""
+    """Describe the chunk of a claim; for several claims, the first and how many more."""
     more = f" and {len(claims) - 1} more" if len(claims) > 1 else ""
     return printable(claims[0].dataid) + more
 
 
 @contextmanager
 def working_on(claims: Sequence[Claim]) -> Iterator[None]:
-    """Let Spark's UI show of each job that this thread starts which chunks it is for.
+    """Let Spark's UI show, for each job of this thread, which chunks it is for.
 
-    A session that starts only in the block is labelled by `label_jobs`.
+    If a session starts only within the block, `label_jobs` labels it.
     """
     jobid, which = printable(claims[0].jobid), describe_chunks(claims)
     outer = getattr(_here, "label", None)
@@ -174,7 +174,7 @@ def working_on(claims: Sequence[Claim]) -> Iterator[None]:
 
 
 def label_jobs() -> None:
-    """Label this thread's jobs, if a session runs and the thread is at work on chunks."""
+    """Label this thread's jobs, if a session is running and the thread works on chunks."""
     if values := getattr(_here, "label", None):
         _show_label(values)
 
@@ -194,7 +194,7 @@ def _show_label(values: Sequence[str | None]) -> None:
 
 
 def _context() -> Any:
-    """The context of this process's classic session; Spark Connect names jobs by itself."""
+    """Return the context of this process's classic session; Spark Connect names jobs by itself."""
     pyspark = sys.modules.get("pyspark")
     return pyspark.SparkContext._active_spark_context if pyspark else None
 
@@ -208,9 +208,9 @@ QUIET_SECONDS = 0.5
 
 @contextmanager
 def ending(session: "SparkSession") -> Iterator[None]:
-    """Hold up what ended a job (a run is canceled, a task failed) until all its tasks are over.
+    """Delay what ended a job (a canceled run, a failed task) until all its tasks have ended.
 
-    Tasks outlive the call that started them: what they write would come back after our cleaning up.
+    Tasks outlive the call that started them: they could write again after our cleanup.
     """
     try:
         yield
@@ -249,7 +249,7 @@ def _end_jobs(session: Any, tag: str | None, calm: float) -> None:
 def _hang_up(client: Any) -> None:
     """Close the connection whose call was interrupted: the next call would get its answer.
 
-    Py4j itself does so for a KeyboardInterrupt only.
+    Py4j itself does this only for a KeyboardInterrupt.
     """
     connection = client.get_thread_connection()
     if connection is not None and connection not in client.deque:
@@ -270,18 +270,18 @@ def _is_running(context: Any, tag: str) -> bool:
 
 @contextmanager
 def interrupting(session: "SparkSession") -> Iterator[Callable[[], None]]:
-    """Give a callable that ends, from any thread, the Spark jobs of this thread's block.
+    """Yield a function that ends, from any thread, the Spark jobs of this thread's block.
 
-    Also those that the block would start afterwards; it returns at once, and may be called twice.
+    This includes jobs that the block starts later; it returns at once, and may be called twice.
     """
     target: Any = session if is_remote(session) else session.sparkContext
     remote, tag = is_remote(session), _new_tag()
     over, called = threading.Event(), threading.Lock()
 
-    # Jobs are canceled by a tag, which also stops those that the block starts later; a job group
-    # would be one per thread, and we need it for the description in Spark's UI.
+    # Jobs are canceled by a tag, which also stops those that the block starts later. A thread has
+    # only one job group, and we need that for the description in Spark's UI.
     def end() -> None:
-        while True:  # at least once: the block may be over by now, and its job not
+        while True:  # at least once: the block may have ended, but not its job
             with suppress(Exception):
                 target.interruptTag(tag) if remote else target.cancelJobsWithTag(tag)
             if over.wait(0.5):
@@ -309,7 +309,7 @@ def interrupting(session: "SparkSession") -> Iterator[Callable[[], None]]:
 
 
 WATCH_SECONDS = 0.5
-"""Seconds between two looks whether a block has to stop."""
+"""Seconds between two checks whether a block has to stop."""
 
 
 class Watch:
@@ -330,9 +330,9 @@ class Watch:
     def block(
         self, spark: "SparkSession", which: str, over: Callable[[], object] = lambda: None
     ) -> Iterator[None]:
-        """Watch the jobs of Spark of this thread's block, and end them when it is `over`.
+        """Watch the Spark jobs of this thread's block, and end them when `over` gives a reason.
 
-        What interrupted a call of Spark is raised, not the error that came of it in cleaning up.
+        Raises what interrupted a Spark call, not the error that followed from it during cleanup.
         """
         with self._lock:
             if self._watcher is None:
@@ -362,13 +362,13 @@ class Watch:
         return not self._blocks
 
     def ended(self) -> str | None:
-        """Why everything is to end, in a line."""
+        """Return why everything has to end, in a line."""
         if self.interrupted:
             return "stopped"
         return f"stopped by {name}" if (name := self._stopping()) else None
 
     def interrupt(self) -> None:
-        """End, from any thread, what is at work."""
+        """End, from any thread, what is running."""
         self.interrupted = True
         for stop in list(self._blocks):
             stop()
@@ -384,7 +384,7 @@ class Watch:
 
 
 def _interruption(error: BaseException | None) -> BaseException | None:
-    """What interrupted a call of Spark, whose own cleaning up then failed over it."""
+    """Return what interrupted a Spark call, if its own cleanup then failed because of that."""
     while error is not None and isinstance(error, Exception):
         error = error.__context__
     return error

@@ -23,10 +23,10 @@ Frame = Callable[[], "DataFrame"]
 
 @dataclass(frozen=True)
 class Rule:
-    """What has to be true of a chunk of a dataset; `name` is safe as an identifier."""
+    """What must hold for a chunk of a dataset; `name` is safe as an identifier."""
 
     is_late: ClassVar[bool] = False
-    """Whether it is asked right before the chunk is published, of what was published before."""
+    """Whether it is checked right before publishing, against what was published before."""
 
     name: str
     datasetid: str
@@ -35,7 +35,7 @@ class Rule:
     _seen: dict[str, str | None] = field(default_factory=dict, repr=False, compare=False)
 
     def missing(self, columns: Sequence[str]) -> str | None:
-        """What is wrong with a frame of these columns, if one isn't there that the rule names."""
+        """Return what is wrong with a frame of these columns, if the rule names a missing one."""
         folded = {column.casefold() for column in columns}
         for name in self.columns:
             if name.casefold() not in folded:
@@ -46,7 +46,7 @@ class Rule:
         return None
 
     def wrong(self, df: "DataFrame") -> str | None:
-        """What keeps the rule from being asked of a frame, if anything does; asked first."""
+        """Return why the rule can't be applied to a frame, if so; checked first."""
         from pyspark.errors import PySparkException
 
         columns = df.columns
@@ -64,13 +64,13 @@ class Rule:
         return self._seen[key]
 
     def observes(self, prefix: str) -> list[str]:
-        """Aggregates with an alias that the pass which writes the chunk is to take."""
+        """Return aggregates, with aliases, to collect in the pass that writes the chunk."""
         return []
 
     def judge(
         self, prefix: str, evidence: Evidence, frame: Frame, last: Sequence[int], chunk: Chunk
     ) -> Checked:
-        """The answer, from what was observed; from the rows themselves only where it has to."""
+        """Return the result from what was observed; read the rows themselves only if needed."""
         raise NotImplementedError
 
     def failed(self, message: str, **metadata: Any) -> Checked:
@@ -80,7 +80,7 @@ class Rule:
         return Checked(self.name, self.datasetid, True, "", metadata, self.severity)
 
     def _analyze(self, df: "DataFrame") -> str | None:
-        """Raise or tell what is wrong, without running anything."""
+        """Raise or return what is wrong, without running anything."""
         return None
 
 
@@ -90,7 +90,7 @@ class RowRule(Rule):
 
     violation: str = ""
     says: str = ""
-    """What the rows that violate it do, as in "3 of 10 rows …"."""
+    """What violating rows do, as in "3 of 10 rows …"."""
 
     def observes(self, prefix: str) -> list[str]:
         return [f"count_if({self.violation}) as {prefix}{self.name}"]
@@ -101,17 +101,17 @@ class RowRule(Rule):
         from pyspark.errors import PySparkException
 
         count = evidence.extra.get(prefix + self.name)
-        if count is None:  # it couldn't be in the pass
+        if count is None:  # it couldn't be part of the pass
             try:
                 if fault := self.wrong(frame()):
                     return self.failed(fault, rows=evidence.rows)
                 count = frame().selectExpr(*self.observes(prefix)).collect()[0][0]
             except PySparkException as error:
-                return self.failed(f"it can't be asked: {error_line(error)}", rows=evidence.rows)
+                return self.failed(f"it can't be checked: {error_line(error)}", rows=evidence.rows)
         if not count:
             return self.passed(rows=evidence.rows, violations=0)
         message, more = f"{count:,} of {evidence.rows:,} rows {self.says}", {}
-        with suppress(PySparkException):  # the answer stands without a sample
+        with suppress(PySparkException):  # the result is valid without a sample
             more["sample"] = sample_rows(
                 frame(), self.violation, self.columns or self._named(frame())
             )
@@ -119,7 +119,7 @@ class RowRule(Rule):
         return self.failed(message, rows=evidence.rows, violations=count, **more)
 
     def _named(self, df: "DataFrame") -> tuple[str, ...]:
-        """The columns that the rule speaks of: they come first in a sample."""
+        """Return the columns that the rule names: they come first in a sample."""
         return tuple(column for column in df.columns if column in self.violation)
 
     def _analyze(self, df: "DataFrame") -> str | None:
@@ -129,12 +129,12 @@ class RowRule(Rule):
 
 @dataclass(frozen=True)
 class RangeRule(RowRule):
-    """A column lies within bounds."""
+    """A column's values are within bounds."""
 
     bounds: str = ""
-    """What they are: number, date or text."""
+    """The kind of bounds: number, date or text."""
     decimals: int = 0
-    """Digits after the point of a bound."""
+    """Digits after the decimal point of a bound."""
 
     def _analyze(self, df: "DataFrame") -> str | None:
         from pyspark.sql import types
@@ -148,14 +148,14 @@ class RangeRule(RowRule):
         }
         if not isinstance(column.dataType, fits[self.bounds]):
             return (
-                f"the column {name!r} is {column.dataType.simpleString()}, and its bounds are "
+                f"the column {name!r} is {column.dataType.simpleString()}, but its bounds are "
                 f"{self.bounds}s"
             )
         if isinstance(column.dataType, types.DecimalType):
             whole = column.dataType.precision - column.dataType.scale
             if self.decimals > max(column.dataType.scale, DECIMAL_DIGITS - whole):
                 return (
-                    f"the column {name!r} is {column.dataType.simpleString()}, beside which Spark "
+                    f"the column {name!r} is {column.dataType.simpleString()}, for which Spark "
                     f"rounds a bound with {self.decimals} decimals: round it, or give it as a float"
                 )
         return super()._analyze(df)
@@ -163,7 +163,7 @@ class RangeRule(RowRule):
 
 @dataclass(frozen=True)
 class SqlRule(RowRule):
-    """An expression of the user's is true for every row."""
+    """A user's expression is true for every row."""
 
     sql: str = ""
 
@@ -179,32 +179,32 @@ class SqlRule(RowRule):
             return super()._analyze(df)
         except AnalysisException:
             return (
-                f"{abbreviated_sql(self.sql)} can't be asked row by row: it has an aggregate, a "
+                f"{abbreviated_sql(self.sql)} can't be checked row by row: it has an aggregate, a "
                 "window, a subquery or a Python function. Write a rule of the kind function instead"
             )
 
 
 def null_on_error(sql: str) -> str:
-    """An expression that is NULL where computing the user's condition would raise.
+    """Return an expression that is NULL where computing the user's condition would raise.
 
-    An overflow or a malformed cast would else fail the job, and not the rule. Spark has no `try`
-    for any expression: `try_to_binary` is one, for whatever stands in it. The lambda keeps Spark
-    from computing what two rules have in common before, where nothing would catch it.
+    Otherwise an overflow or a malformed cast would fail the job, and not the rule. Spark has no
+    general `try`: `try_to_binary` catches errors of anything inside it. The lambda keeps Spark from
+    computing common parts of two rules in advance, where nothing would catch the error.
     """
     inner = f"exists(array(0), odf_one -> (\n{sql}\n))"
     return f"(try_to_binary(if({inner}, '01', '00'), 'hex') = X'01')"
 
 
 def _observable(df: "DataFrame", aggregates: Sequence[str]) -> None:
-    """Raise what Spark would if these were observed."""
+    """Raise what Spark would raise if these were observed."""
     from pyspark.sql import functions as F
 
-    # Spark Connect knows the schema of what is observed without asking its server; not so of more.
+    # Spark Connect knows the schema of observations without asking its server, but not of more.
     _ = df.observe("odf_asked", *map(F.expr, aggregates)).selectExpr("1").schema
 
 
 def error_line(error: BaseException) -> str:
-    """The reason, without Spark's codes."""
+    """Return the reason, without Spark's codes."""
     line = in_a_line(error) or reason_of(error)
     if line.startswith("["):
         line = line.partition("] ")[2] or line
@@ -228,7 +228,7 @@ class UniqueRule(Rule):
     """No two rows have the same values in these columns; as in SQL, a NULL equals nothing."""
 
     hint: str = ""
-    """What follows a failure, where columns may be meant as one key."""
+    """Follows a failure, where columns may be meant as one key."""
 
     def judge(
         self, prefix: str, evidence: Evidence, frame: Frame, last: Sequence[int], chunk: Chunk
@@ -239,7 +239,7 @@ class UniqueRule(Rule):
         if fault := self.wrong(df):
             return self.failed(fault, rows=evidence.rows)
         whole = df.where(" and ".join(f"{quoted(column)} is not null" for column in self.columns))
-        # By number: a column may be called as the count is.
+        # By number: a column may have the name of the count.
         keys = [f"{quoted(name)} as c{at}" for at, name in enumerate(self.columns)]
         counted = whole.selectExpr(*keys).groupBy(*(f"c{at}" for at in range(len(keys))))
         twice = counted.agg(F.expr("count(1) as times")).where("times > 1")
@@ -261,7 +261,7 @@ class UniqueRule(Rule):
 
 @dataclass(frozen=True)
 class RowsRule(Rule):
-    """The number of rows, against bounds and against the last chunks."""
+    """The number of rows, compared with limits and with the last chunks."""
 
     is_late: ClassVar[bool] = True
 
@@ -292,7 +292,7 @@ class RowsRule(Rule):
 
 @dataclass(frozen=True)
 class FunctionRule(Rule):
-    """A function of the frame, which answers True, False, or what is wrong."""
+    """A function of the frame, which returns True, False, or what is wrong."""
 
     fn: Callable[..., Any] = bool
 
@@ -313,14 +313,14 @@ class FunctionRule(Rule):
             return Checked(
                 self.name, self.datasetid, bool(answer.passed), tidy(message or ""), more, severity
             )
-        if isinstance(answer, bool) or type(answer).__name__ in ("bool", "bool_"):  # numpy's too
-            return self.passed() if answer else self.failed("it answered False")
+        if isinstance(answer, bool) or type(answer).__name__ in ("bool", "bool_"):  # numpy's, too
+            return self.passed() if answer else self.failed("it returned False")
         kind = type(answer).__name__
         return self.failed(f"it returned a {kind}: return True, False, or what is wrong")
 
 
 def _takes_chunk(fn: Callable[..., Any]) -> bool:
-    """Whether the second parameter is for the chunk: one with a default has to say so."""
+    """Whether the second parameter is for the chunk: one with a default must be named for it."""
     try:
         signature = inspect.signature(fn)
         signature.bind(None, None)
@@ -340,7 +340,7 @@ SAMPLE_ROWS, SAMPLE_COLUMNS, SAMPLE_LETTERS = 5, 4, 30
 
 
 def sample_rows(df: "DataFrame", condition: str, first: Sequence[str]) -> str:
-    """Rows that meet a condition: the columns named first, then others, as far as there's room."""
+    """Return rows that meet a condition: the columns named first, then others, as space allows."""
     folded = {name.casefold() for name in first}
     fields = sorted(df.schema.fields, key=lambda field: field.name.casefold() not in folded)[
         :SAMPLE_COLUMNS
@@ -351,7 +351,7 @@ def sample_rows(df: "DataFrame", condition: str, first: Sequence[str]) -> str:
 
 
 def sample_keys(counted: "DataFrame", columns: Sequence[str], times: str) -> str:
-    """The values that come most often, with how often they do."""
+    """Return the most frequent values, with their counts."""
     fields = [field for field in counted.schema.fields if field.name != times]
     found = counted.orderBy(counted[times].desc()).limit(SAMPLE_ROWS)
     rows = found.selectExpr(*map(_text, fields), times).collect()
@@ -359,7 +359,7 @@ def sample_keys(counted: "DataFrame", columns: Sequence[str], times: str) -> str
 
 
 def _text(field: "StructField") -> str:
-    """A value as a text, cut by Spark: what is large stays where it is."""
+    """Return a value as text, cut by Spark: large values stay where they are."""
     from pyspark.sql import types
 
     name = quoted(field.name)

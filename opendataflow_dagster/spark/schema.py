@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 SAME, MERGE, ANY = "same", "merge", "any"
 SCHEMAS = (SAME, MERGE, ANY)
-"""What a job may declare of its chunks' columns, compared with those of the chunk before."""
+"""What a job may declare about columns that differ from the last chunk's."""
 
 WHOLE_NUMBERS = ("tinyint", "smallint", "int", "bigint")
 _DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
@@ -19,23 +19,23 @@ EXACT_IN_FLOATS = {
     "float": ("tinyint", "smallint"),
     "double": ("tinyint", "smallint", "int", "float"),
 }
-"""The whole numbers and floats of which a float has all."""
+"""The integers and floats that a float can represent exactly."""
 
 DECIMAL_DIGITS = 38
 
 
 def quoted(name: str) -> str:
-    """A column's name in SQL."""
+    """Quote a column's name for SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def literal(text: str) -> str:
-    """A text in SQL."""
+    """Quote a text for SQL."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def compare(was: str, now: str) -> list[str]:
-    """What differs between two schemas, in words; the order of the columns doesn't count."""
+    """Describe how two schemas differ; the order of the columns doesn't matter."""
     if was == now:
         return []
     before, after = _columns(was), _columns(now)
@@ -49,20 +49,20 @@ def compare(was: str, now: str) -> list[str]:
 
 
 def merged(was: str, now: str) -> str | None:
-    """The schema that both fit into, by columns added and types widened; None if there is none."""
+    """Return the schema that both fit into, by adding columns and widening types; None: none."""
     both = _struct(schema_of(was), schema_of(now))
     return None if both is None else schema_text(both)
 
 
 def fitted(df: "DataFrame", schema: str) -> "DataFrame":
-    """The frame with these columns, in this order: cast, and NULL where it has none."""
+    """Return the frame with these columns, in this order: cast, and NULL where it has none."""
     wanted = schema_of(schema)
     there = {field.name: type_text(field.dataType) for field in df.schema.fields}
     lost = sorted(there.keys() - set(wanted.names))
     if lost:
         raise DataflowError(
-            f"The frame has a column {lost[0]!r}, which the schema it should fit doesn't. "
-            'Leave it out, or choose @spark_job(schema="merge").'
+            f"The frame has a column {lost[0]!r} that the schema lacks. "
+            'Drop it, or choose @spark_job(schema="merge").'
         )
     from pyspark.sql import functions as F
 
@@ -84,7 +84,7 @@ def _columns(text: str) -> "dict[str, DataType]":
 
 
 def _widened(sql: str, have: "DataType", want: "DataType", depth: int = 0) -> str:
-    """A value with the fields of a wider type, by name: a cast goes by position, and adds none."""
+    """Widen a value's fields by name: a cast goes by position, and adds none."""
     from pyspark.sql import types
 
     match have, want:
@@ -127,7 +127,7 @@ def _struct(one: "StructType", other: "StructType") -> "StructType | None":
 
 
 def _wider(one: "DataType", other: "DataType") -> "DataType | None":
-    """The type that holds every value of both, exactly."""
+    """Return the type that holds every value of both, exactly."""
     from pyspark.sql import types
 
     match one, other:
@@ -180,12 +180,12 @@ _TOKEN = re.compile(r"`(?:[^`]|``)*`|[A-Za-z0-9_ ]+(?:\([^)]*\))?")
 
 
 def schema_text(schema: "StructType") -> str:
-    """A schema as `id:bigint,name:string`, never truncated; nullability isn't told."""
+    """Return a schema as `id:bigint,name:string`, never truncated, without nullability."""
     return ",".join(f"{_name(field.name)}:{type_text(field.dataType)}" for field in schema.fields)
 
 
 def schema_of(text: str) -> "StructType":
-    """The schema that a text tells; all that it holds may be NULL."""
+    """Return the schema that a text describes; everything in it may be NULL."""
     reader = _SchemaReader(text)
     fields = reader.fields("")
     reader.end()
@@ -193,7 +193,7 @@ def schema_of(text: str) -> "StructType":
 
 
 def columns_of(text: str) -> list[tuple[str, str]]:
-    """The columns of a schema and their types, as texts: for those who have no Spark."""
+    """Return the columns of a schema and their types, as texts: for machines without Spark."""
     found, start, depth, quoted = [], 0, 0, False
     for at, mark in enumerate(text + ","):
         if mark == "`":
@@ -238,7 +238,7 @@ def type_text(kind: "DataType") -> str:
 
 
 class _SchemaReader:
-    """Reads a schema's text, without a session: Spark's own parser needs one."""
+    """Parses a schema's text without a session, which Spark's own parser needs."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0
@@ -311,7 +311,7 @@ def _unquoted(name: str) -> str:
 
 
 def _simple(word: str) -> "DataType | None":
-    """A type without parts, as `simpleString` writes it."""
+    """Return a type without parts, as `simpleString` writes it."""
     from pyspark.sql import types
 
     name, _, sizes = word.rstrip(")").partition("(")

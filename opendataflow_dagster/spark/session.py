@@ -40,13 +40,13 @@ CONNECT_SECONDS = 10.0
 DEPLOY_MODE = "spark.submit.deployMode"
 
 _MASTERS = re.compile("yarn$|spark|k8s|local")
-"""How a master begins, as spark-submit has it."""
+"""The beginnings of a valid master, as in spark-submit."""
 
 _log = logging.getLogger("opendataflow_dagster")
 
 
 class _SessionRequest:
-    """The settings requested of this process's session, and those it was already refused."""
+    """The settings requested of this process's session, and those it already refused."""
 
     session: "SparkSession | None" = None
     asked: Mapping[str, str] = {}
@@ -64,16 +64,17 @@ def spark_session(
     settings: Settings | None = None,
     short: bool = False,
 ) -> "SparkSession":
-    """The session of this process: the running one, or a new one.
+    """Return the session of this process: the running one, or a new one.
 
-    A process can have one classic session only (one Java, one SparkContext), and starting it takes
-    seconds. So it is reused, with those settings changed that a running session lets us change.
+    A process can have only one classic session (one Java, one SparkContext), and starting it takes
+    seconds. So it is reused; settings that can change while it runs are changed.
 
     Args:
-        conf: Settings of Spark, which beat all others; None leaves a key to Spark.
-        app: The name of the application, where no setting gives one.
-        settings: What dataflow.properties and DATAFLOW_SPARK_… say; they beat our defaults.
-        short: For runs of seconds: Java starts faster, and computes more slowly.
+        conf: Settings of Spark, which override all others; None leaves a key to Spark.
+        app: The name of the application, if no setting gives one.
+        settings: Settings from dataflow.properties and DATAFLOW_SPARK_…; they override our
+            defaults.
+        short: For runs of seconds: Java starts faster, but computes more slowly.
     """
     with session_lock:
         _require_pyspark()
@@ -109,40 +110,40 @@ def _require_pyspark() -> None:
         import pyspark.sql  # noqa: F401
     except ImportError as error:
         raise SessionError(
-            f"Spark isn't here: {error}. Run `pip install 'opendataflow-dagster[spark]'`."
+            f"Spark isn't installed: {error}. Run `pip install 'opendataflow-dagster[spark]'`."
         ) from None
 
 
 def _silence_what_is_raised() -> None:
-    """Keep pyspark from logging pages for an exception that it raises besides."""
+    """Keep pyspark from logging pages about exceptions that it raises as well."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
-    # When Java is gone (Ctrl-C ends both), py4j logs each call that met it, with its traceback.
+    # When Java is gone (Ctrl-C ends both), py4j logs each call that failed, with its traceback.
     for name in ("py4j.clientserver", "py4j.java_gateway"):
         logger = logging.getLogger(name)
-        if logger.level == logging.NOTSET:  # else somebody wants to hear of it
+        if logger.level == logging.NOTSET:  # otherwise somebody wants these messages
             logger.setLevel(logging.CRITICAL + 1)
     logging.getLogger().addFilter(_is_ours)
 
 
 _SECRETS = re.compile(
-    r"(\nspassword\ns|\nj)[^\n]+"  # of a command for Java: an option, a pickled function
-    r'|(\bcommand: |key: "password"\s+value: )"(?:[^"\\]|\\.)*"'  # of a plan for Spark Connect
+    r"(\nspassword\ns|\nj)[^\n]+"  # in a command for Java: an option, a pickled function
+    r'|(\bcommand: |key: "password"\s+value: )"(?:[^"\\]|\\.)*"'  # in a plan for Spark Connect
 )
 
 
 def mask_logs() -> None:
     """Keep passwords out of what py4j and the client of Spark Connect log at DEBUG.
 
-    They log all that goes to Java or a server: the password for a driver of Java is among the
-    options of a reader, that for PostgreSQL in the pickled function which the tasks run.
+    They log everything that goes to Java or a server: the password for a Java driver is among the
+    options of a reader, that for PostgreSQL is in the pickled function which the tasks run.
     """
     from pyspark.logger import PySparkLogger
 
     for name in ("py4j.clientserver", "py4j.java_gateway"):
-        logging.getLogger(name).addFilter(_mask)  # the same filter is added once
+        logging.getLogger(name).addFilter(_mask)  # adding the same filter again does nothing
     PySparkLogger.getLogger("pyspark.sql.connect.logging").addFilter(_mask)
 
 
@@ -153,14 +154,14 @@ def _mask(record: logging.LogRecord) -> bool:
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Not what py4j logs as the root, when Java is gone or we are stopped: it is raised, too."""
+    """Whether a record isn't one of py4j's on the root logger, about errors that it also raises."""
     return record.msg not in (
         "Exception while sending command.",
         "KeyboardInterrupt while sending command.",
     )
 
 
-# --- a session that runs already ---
+# --- a session that is already running ---
 
 
 def _running_session() -> "SparkSession | None":
@@ -171,7 +172,7 @@ def _running_session() -> "SparkSession | None":
 
         found: Any = Remote.getActiveSession() or Remote._get_default_session()
         return found if found is not None and not found.is_stopped else None
-    # Not getActiveSession(): that is of this thread, and the session may be another thread's.
+    # Not getActiveSession(): that belongs to this thread, and the session may be another thread's.
     session = SparkSession._instantiatedSession
     if session is not None and has_ended(session):
         let_go(session)
@@ -180,8 +181,8 @@ def _running_session() -> "SparkSession | None":
 
 
 def _adapt(session: "SparkSession", given: Mapping[str, str]) -> None:
-    """Set what can be set while a session runs, and say once what can't be."""
-    if session is not _SessionRequest.session:  # somebody else has made it
+    """Set what can be set while a session runs, and report once what can't."""
+    if session is not _SessionRequest.session:  # somebody else started it
         _SessionRequest.of(session, {})
     new = {key: value for key, value in given.items() if _SessionRequest.asked.get(key) != value}
     if not new or new == _SessionRequest.refused:
@@ -199,7 +200,7 @@ def _adapt(session: "SparkSession", given: Mapping[str, str]) -> None:
     _SessionRequest.refused = refused
     if fixed:
         _log.warning(
-            "A Spark session runs already in this process, so that %s. End it first with "
+            "A Spark session is already running in this process, so %s. End it first with "
             "`session.stop()`, or start another process.",
             "; ".join(fixed),
         )
@@ -233,7 +234,7 @@ def _connect_session(wanted: dict[str, str]) -> "SparkSession":
     address = wanted.pop(REMOTE)
     if not address.startswith("sc://"):
         raise WrongUse(
-            f"{REMOTE} is {public(address)!r}, which is no server of Spark Connect: it must be "
+            f"{REMOTE} is {public(address)!r}, which isn't a Spark Connect server: it must be "
             "sc://HOST:PORT. For a session in this process set spark.master instead."
         )
     _wait_for(address, REMOTE)
@@ -244,7 +245,7 @@ def _connect_session(wanted: dict[str, str]) -> "SparkSession":
         session: Any = builder.appName(app).getOrCreate()
         session.version  # noqa: B018 - the first call: until now nothing went over the wire
     except Exception as error:
-        if before is None:  # else this process could never start a classic session
+        if before is None:  # otherwise this process could never start a classic session
             os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
         raise SessionError(
             f"No Spark Connect server answers at {public(address)}: {_cause(error)}. Start it, "
@@ -253,7 +254,7 @@ def _connect_session(wanted: dict[str, str]) -> "SparkSession":
     server = [key for key, value in wanted.items() if not _try_set(session, key, value)]
     if server:
         _log.warning(
-            "The Spark Connect server at %s decides itself about %s: set it where the server is "
+            "The Spark Connect server at %s ignores %s from clients: set it where the server is "
             "started.",
             public(address),
             ", ".join(sorted(server)),
@@ -274,19 +275,19 @@ def _launch_session(wanted: dict[str, str], short: bool) -> "SparkSession":
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    if not _MASTERS.match(wanted[MASTER]):  # Spark says so in 20 lines, and "no Java" in another
+    if not _MASTERS.match(wanted[MASTER]):  # Spark's own error has 20 lines, and may name Java
         raise SessionError(
-            f"Spark didn't start on {wanted[MASTER]}: it is no master, such as local, local[8], "
-            f"spark://HOST:PORT, yarn or k8s://https://HOST:PORT. Correct {MASTER}, then run "
-            "`odf doctor`."
+            f"Spark didn't start on {wanted[MASTER]}: that isn't a master, such as local, "
+            f"local[8], spark://HOST:PORT, yarn or k8s://https://HOST:PORT. Correct {MASTER}, then "
+            "run `odf doctor`."
         )
     if wanted.get(DEPLOY_MODE, "client").lower() != "client":
         raise SessionError(
             f"{DEPLOY_MODE} is {wanted[DEPLOY_MODE]}, but odf is the driver and runs here. Leave "
-            "it out, or set it to client; the executors are on the cluster all the same."
+            "it out, or set it to client; the executors run on the cluster either way."
         )
     _wait_for(wanted[MASTER], MASTER)
-    # Left behind by an earlier session of Spark Connect: pyspark would try to connect again.
+    # Left over from an earlier Spark Connect session: pyspark would try to connect again.
     os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
     wanted[JAVA_OPTIONS] = driver_options(wanted, short)
     if not wanted[JAVA_OPTIONS]:
@@ -296,12 +297,12 @@ def _launch_session(wanted: dict[str, str], short: bool) -> "SparkSession":
     try:
         with java_environment(wanted), _own_interrupt():
             builder: Any = SparkSession.builder
-            if SparkContext._gateway is not None:  # its Java runs since an earlier session
+            if SparkContext._gateway is not None:  # its Java is running since an earlier session
                 builder = builder.config(map=wanted)
             return builder.getOrCreate()
     except DataflowError:
         raise
-    except OSError as error:  # of this process or machine: the master is not the cause
+    except OSError as error:  # of this process or machine: not the master's fault
         raise SessionError(f"Spark didn't start: {_system_cause(error)}") from error
     except Exception as error:
         raise SessionError(
@@ -312,9 +313,9 @@ def _launch_session(wanted: dict[str, str], short: bool) -> "SparkSession":
 
 @contextmanager
 def _own_interrupt() -> Iterator[None]:
-    """Keep what a process does when it is interrupted: pyspark puts its own in the place of it.
+    """Keep this process's reaction to interrupts: pyspark replaces it with its own.
 
-    Not for a moment, in which a signal would break the connection with Java in mid-word.
+    Without a gap in which a signal would break the connection with Java halfway.
     """
     before, put = signal.getsignal(signal.SIGINT), signal.signal
     if before in (None, signal.default_int_handler):
@@ -332,14 +333,14 @@ def _own_interrupt() -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> str:
-    """What went wrong in a line, of what may be pages of Java."""
+    """Return the cause in a line, from what may be pages of Java."""
     text = str(getattr(error, "java_exception", None) or error).strip() or type(error).__name__
     found = next((line for line in text.splitlines() if line.strip()), "")
     return " ".join(re.sub(r"^[\w.$]+(?:Exception|Error): ", "", found).split()).rstrip(".")[:300]
 
 
 def _system_cause(error: OSError) -> str:
-    """What the operating system refused, and what to do about it."""
+    """Return what the operating system refused, and what to do about it."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -353,11 +354,11 @@ def _system_cause(error: OSError) -> str:
 
 
 def _submitted_session(wanted: Mapping[str, str], given: Mapping[str, str]) -> "SparkSession":
-    """The session of a script that spark-submit runs: what its command line says beats defaults."""
+    """Return the session of a script under spark-submit, whose options override our defaults."""
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # as without spark-submit; else python3
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # like without spark-submit
     SparkContext._ensure_initialized()
     submitted = dict(SparkConf(_jvm=SparkContext._jvm).getAll())
     ours = {key: value for key, value in wanted.items() if key in given or key not in submitted}
@@ -371,7 +372,7 @@ def _submitted_session(wanted: Mapping[str, str], given: Mapping[str, str]) -> "
 session_lock = threading.RLock()
 """Held while the session of this process is started or ended."""
 
-SPARK_ENDED = "Spark has ended in mid-work"
+SPARK_ENDED = "Spark ended while it was working"
 
 
 MORE_MEMORY = (
@@ -380,30 +381,30 @@ MORE_MEMORY = (
 )
 
 _OUT_OF_MEMORY = 52
-"""The exit code by which Spark ends Java then."""
+"""The exit code with which Spark ends Java when memory runs out."""
 
 
 def how_ended(session: Any) -> str:
-    """In a line, what ended the Java of a session, and what helps."""
+    """Return in a line what ended the Java of a session, and what helps."""
     from pyspark import SparkContext
 
     gateway: Any = SparkContext._gateway
     java = None if is_remote(session) else getattr(gateway, "proc", None)
     code = None
     if java is not None:
-        with suppress(Exception):  # it ends a moment after it stops to answer
+        with suppress(Exception):  # it ends a moment after it stops answering
             code = java.wait(5)
     if code == _OUT_OF_MEMORY:
         return f"{SPARK_ENDED}: Java ran out of memory. {MORE_MEMORY}"
     if code == -signal.SIGKILL:
         return (
             f"{SPARK_ENDED}: Java was killed, as the system does when memory is short. Give the "
-            "machine more, or Java less: spark.driver.memory in dataflow.properties"
+            "machine more memory, or Java less: spark.driver.memory in dataflow.properties"
         )
     why = (
         f"Java ended with exit code {code}"
         if code
-        else ("Java was killed or out of memory, or its server is away")
+        else ("Java was killed or ran out of memory, or its server is away")
     )
     return (
         f"{SPARK_ENDED}: {why}. If it lacked memory, raise spark.driver.memory in "
@@ -412,29 +413,29 @@ def how_ended(session: Any) -> str:
 
 
 def is_remote(session: "SparkSession") -> bool:
-    """Whether a session is one of Spark Connect, without a context and a Java of its own."""
+    """Whether a session belongs to Spark Connect, without a context and a Java of its own."""
     return type(session).__module__.startswith("pyspark.sql.connect")
 
 
 def is_spark_frame(obj: Any) -> bool:
-    """Whether an object is a frame of Spark, which isn't imported to find out."""
+    """Whether an object is a Spark frame; doesn't import Spark to find out."""
     module = sys.modules.get("pyspark.sql")
     return module is not None and isinstance(obj, module.DataFrame)
 
 
 def has_ended(session: Any) -> bool:
-    """Whether a session is over; of a server of Spark Connect, only what is known here."""
+    """Whether a session has ended; for a Spark Connect server, as far as known here."""
     if is_remote(session):
         return bool(session.is_stopped)
     try:
-        # Java may live on, and its context have stopped: a master that went takes it along.
+        # Java may still run though its context has stopped: a lost master stops it.
         return session._sc._jsc is None or bool(session._sc._jsc.sc().isStopped())
     except Exception:  # Java isn't there
         return True
 
 
 def ended_meanwhile(session: Any) -> str:
-    """How the session ended, if that is why a call failed; such a session is cleaned up."""
+    """Return how the session ended, if that is why a call failed; such a session is cleaned up."""
     if not (has_ended(session) or (is_remote(session) and _is_gone(session))):
         return ""
     how = how_ended(session)
@@ -456,7 +457,8 @@ def let_go(session: Any) -> None:
         try:
             session.stop()
         finally:
-            session._sc.stop()  # once more: where Java is gone, the first may have stopped halfway
+            # Once more: if Java is gone, the first call may have stopped halfway.
+            session._sc.stop()
             _forget()
 
 
@@ -465,7 +467,7 @@ def _forget() -> None:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession, SQLContext
 
-    # `getOrCreate` would give the dead session again, and a dead gateway would be asked forever.
+    # `getOrCreate` would return the dead session, and a dead gateway would be called forever.
     SparkSession._instantiatedSession = SparkSession._activeSession = None
     SQLContext._instantiatedContext = None
     gateway: Any = SparkContext._gateway
@@ -484,7 +486,7 @@ def _forget() -> None:
 
 
 def _is_gone(session: Any) -> bool:
-    """Whether a server of Spark Connect has ended, or has forgotten this session."""
+    """Whether a Spark Connect server has ended, or has forgotten this session."""
     try:
         client = session.client
         if not listens(f"sc://{client._builder.endpoint}"):
@@ -495,7 +497,7 @@ def _is_gone(session: Any) -> bool:
     return False
 
 
-# --- errors of Spark in one line: its messages are pages with the reason somewhere ---
+# --- Spark's errors in one line: its messages are pages with the reason somewhere ---
 
 
 _TRACE = "Traceback (most recent call last):"
@@ -506,21 +508,21 @@ _NOISE = ("Job aborted due to stage failure", "An error occurred while calling",
 
 
 def in_a_line(error: BaseException) -> str | None:
-    """The reason of an error that Spark raised; None if it is no such error."""
+    """Return the reason of an error that Spark raised; None for any other error."""
     package = type(error).__module__.partition(".")[0]
     if package not in ("pyspark", "py4j", "grpc"):
         return None
     text = str(error).strip()
     if "java.lang.OutOfMemoryError" in text:
         return f"Java ran out of memory. {MORE_MEMORY}"
-    if _TRACE in text:  # of a function of the user's, in a worker: what it raised comes last
+    if _TRACE in text:  # from a user's function, in a worker: its own error comes last
         lines = text.rpartition(_TRACE)[2].splitlines()
         raised = next((at for at, line in enumerate(lines) if _RAISED.match(line)), None)
         if raised is not None:
             return one_line("\n".join(takewhile(_is_message, lines[raised:])))
     if (row := _RAGGED.search(text)) and (file := _READ.search(text)):
         return (
-            f"{file[1]} has a row with more or fewer values than its first line has names: "
+            f"{file[1]} has a row with more or fewer values than its header has columns: "
             f"{row[1]}. Correct the file."
         )
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -530,5 +532,5 @@ def in_a_line(error: BaseException) -> str | None:
 
 
 def _is_message(line: str) -> bool:
-    """Whether a line is of what was raised; Java's own follows after an empty one."""
+    """Whether a line belongs to the message; Java's own lines follow after an empty one."""
     return bool(line.strip()) and not line.startswith("\tat ")

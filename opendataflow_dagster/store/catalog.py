@@ -26,7 +26,21 @@ class CatalogDataset(NamedTuple):
 
 
 class Catalog(NamedTuple):
-    """Everything that is registered, or is there without having been."""
+    """Everything that is registered, or has chunks without being registered.
+
+    Attributes:
+        datasets: Dataset → its registration.
+        jobs: Job → its inputs and outputs.
+        policies: Job → its dials.
+        domains: Dataset → the name of its domain: datasets that jobs link share their dataids.
+        registered_by: The command that registers all this, if it comes from a flow.
+        runs_in: Job → who starts it, where a flow says so.
+        unread: Why the tables couldn't be read, if they couldn't.
+
+    Example:
+        catalog = DataflowResource().catalog()
+        print(sorted(catalog.datasets), sorted(catalog.jobs))
+    """
 
     datasets: Mapping[str, CatalogDataset]
     jobs: Mapping[str, Plan]
@@ -47,22 +61,22 @@ class Catalog(NamedTuple):
         items: Iterable[tuple],
         policies: Mapping[str, Mapping[str, Any]],
     ) -> "Catalog":
-        """What datasets and the rows of jobs (jobid, itemtype, datasetid, itemvalue) are together.
+        """Return the catalog of datasets and rows of jobs (jobid, itemtype, datasetid, itemvalue).
 
-        A dataset that only jobs name is among them, without columns that are known.
+        Datasets that only jobs name are included, without columns.
         """
         jobs = _plans(items, policies)
         found = _with_named(datasets, jobs.values())
         return cls(found, jobs, policies, _domains(found, jobs))
 
     def with_jobs(self, plans: Mapping[str, Plan]) -> "Catalog":
-        """What it would be with these jobs registered."""
+        """Return the catalog as it would be with these jobs registered."""
         jobs = {**self.jobs, **plans}
         datasets = _with_named(self.datasets, plans.values())
         return self._replace(datasets=datasets, jobs=jobs, domains=_domains(datasets, jobs))
 
     def joined(self, other: "Catalog") -> "Catalog":
-        """What it would be with what another one has, too."""
+        """Return the catalog extended by what another one has."""
         datasets = dict(sorted({**other.datasets, **self.datasets}.items()))
         jobs = {**self.jobs, **other.jobs}
         return self._replace(

@@ -7,15 +7,15 @@
 {column} >= ? and {column} < ?
 
 -- name: remainder
--- The same by remainder, which has the sign of a negative number in it.
+-- The same by remainder, which is negative for a negative number.
 mod({column}, ?) in (?, ?)
 
 -- name: remainder_sqlserver
--- The same where there is no such function.
+-- The same for SQL Server, which lacks that function.
 {column} % ? in (?, ?)
 
 -- name: stage
--- A table for a chunk on its way, with some columns of the table.
+-- Create the staging table of a chunk, with some columns of the table.
 create table {stage} as select {columns} from {table} where 1 = 0;
 
 -- name: stage_sqlserver
@@ -23,15 +23,15 @@ create table {stage} as select {columns} from {table} where 1 = 0;
 select {columns} into {stage} from {table} where 1 = 0;
 
 -- name: look
--- What the columns are.
+-- No rows, only the table's columns.
 select {columns} from {table} where 1 = 0;
 
 -- name: delete
--- Remove the rows of a chunk, to write them anew.
+-- Delete the rows of a chunk before writing its new ones.
 delete from {table} where {chunk};
 
 -- name: move
--- The rows of a chunk, from its staging table into the table.
+-- Move the rows of a chunk from its staging table into the table.
 insert into {table} ({columns}) select {columns} from {stage};
 
 -- name: count

@@ -6,7 +6,7 @@ from json_array_elements_text(cast(:dataids as json)) as asked(dataid)
 order by p.generation;
 
 -- name: add
--- Keep where the bytes of chunks are.
+-- Record where the bytes of chunks are.
 insert into csvpart (dataid, journal, generation, jobid, start, length, digest)
 select dataid, :journal, generation, :jobid, start, length, digest
 from json_to_recordset(cast(:parts as json))
@@ -15,7 +15,7 @@ on conflict (dataid, journal, generation) do update
     set start = excluded.start, length = excluded.length, digest = excluded.digest;
 
 -- name: forget_older
--- Forget what newer bytes of the same chunks have taken the place of.
+-- Delete records that newer bytes of the same chunks have replaced.
 delete from csvpart p
 using json_to_recordset(cast(:parts as json)) as n(dataid text, generation bigint)
 where p.dataid = n.dataid and p.journal = :journal and p.generation < n.generation;

@@ -1,6 +1,6 @@
 -- name: claim
--- Take up to :k chunks of a job: every row of each is written, or the statement fails with ODF01.
--- It waits for nobody's row locks: :skip passes over chunks that somebody keeps locked.
+-- Claim up to :k chunks of a job: every row of each is written, or the statement fails with ODF01.
+-- It doesn't wait for row locks: :skip skips chunks that somebody keeps locked.
 with dial as materialized (
     select set_config('dataflow.who', :owner, true), set_config('dataflow.act', 'claim', true),
            set_config('dataflow.execution', :execution, true),
@@ -27,7 +27,7 @@ taken as (
     returning dataid, rank
 ),
 -- Each claim gets a new generation, from a sequence that never goes back. What settles a claim names its generation,
--- so that a worker that was taken for lost can change nothing after another one has claimed the chunk.
+-- so that a worker declared lost can change nothing after another one has claimed the chunk.
 opened as (
     insert into claim as c (jobid, dataid, generation, owner, runid, started, heartbeat, lease_end)
     select :jobid, t.dataid, nextval('generation'), :owner, :runid, now(), now(),
@@ -39,7 +39,7 @@ opened as (
             attempts = c.attempts + 1, retry_at = null
     returning dataid, generation, attempts
 ),
--- A job may be registered with the same dataset in several rows: each row to write must come once, else on conflict
+-- A job may be registered with the same dataset in several rows: each row to write must come once, or on conflict
 -- fails on the second.
 item as materialized (
     select distinct itemtype, datasetid from job
@@ -62,18 +62,18 @@ written as (
         where claim_effect(excluded.locktype, true, d.locktype, d.status) in ('free', 'again', 'consumed')
     returning 1
 )
--- All or nothing: if one row changed since the queue was judged, the statement fails, and its claims go with it.
+-- All or nothing: if one row changed since the queue was computed, the statement fails, and its claims are undone.
 select o.dataid, o.generation, o.attempts, dial.lease, dial.time_limit, taken.rank
 from opened o join taken using (dataid) cross join dial
 where case when (select count(*) from written) = (select count(*) from opened cross join item)
            then true else lost_race() end;
 
 -- name: tidy
--- Clear away the claimed rows at the head of the queue, which every claim has to step over.
+-- Remove the dead rows of claimed chunks at the head of the queue, which every claim has to skip.
 vacuum (skip_locked, truncate off, index_cleanup on, parallel 0) pending;
 
 -- name: anything_pending
--- Whether an unpaused job has anything to claim, or may soon have: what an idle worker asks.
+-- Whether an unpaused job has anything to claim, or may soon have: an idle worker polls this.
 select 1 from pending
 where jobid = :jobid and (cast(:only as text) is null or dataid = :only)
 union all select 1 from fill where jobid = :jobid limit 1;
@@ -87,21 +87,21 @@ select concurrency from jobpolicy where jobid = :jobid for update;
 select pg_advisory_xact_lock(hashtextextended(:datasetid, 79643));
 
 -- name: rejudge
--- Judge again the first pending chunks of a job, whose rows didn't bear them out.
+-- Judge again the first pending chunks of a job, whose rows turned out not to be claimable.
 select judge(array_agg(jobid), array_agg(dataid)) from (
     select jobid, dataid from pending
     where jobid = :jobid and (cast(:only as text) is null or dataid = :only)
     order by rank, sortkey, dataid collate "C" limit :k) as first;
 
 -- name: judge
--- Judge one chunk of a job.
+-- Judge whether one chunk of a job may be claimed.
 select judge(array[cast(:jobid as text)], array[cast(:dataid as text)]);
 
 -- name: finish
--- End claims well: IN rows go, OUT rows become READY, facts are kept. Only for the claim's own generation. With
--- :compare it fails with ODF02 if an input may have changed: `changed` tells whether it has.
--- It soon gives up on a row that somebody keeps locked, to try again: else a person who sends back this
--- very chunk could be the victim of a deadlock.
+-- Finish claims: IN rows are deleted, OUT rows become READY, facts are written. Only for the claim's own
+-- generation. With :compare it fails with ODF02 if an input may have changed: `changed` says whether it has.
+-- It soon gives up on a row that somebody keeps locked, and tries again: otherwise a person who resubmits
+-- this very chunk could become the victim of a deadlock.
 with stamp as materialized (
     select set_config('dataflow.who', :owner, true) as who, set_config('dataflow.act', 'finish', true) as act,
            set_config('dataflow.execution', :execution, true) as execution,
@@ -112,7 +112,7 @@ done as materialized (
     select u.dataid, u.generation
     from stamp, unnest(cast(:dataids as text[]), cast(:generations as bigint[])) as u(dataid, generation)
 ),
--- The fence: no row of claim with this generation and this owner, and nothing below happens to the chunk.
+-- The fence: without a row of claim with this generation and this owner, nothing below changes the chunk.
 closed as (
     delete from claim c using done
     where c.jobid = :jobid and c.dataid = done.dataid and c.generation = done.generation and c.owner = :owner
@@ -153,18 +153,18 @@ noted as (
 select dataid, count(*) from settled group by dataid;
 
 -- name: hold_inputs
--- Keep what some claims read as it is until the end of the transaction.
+-- Lock what some claims read until the end of the transaction.
 with stamp as materialized (select set_config('lock_timeout', '200ms', true) as patience)
 select 1
 from stamp cross join unnest(cast(:dataids as text[])) as u(dataid)
     join datastatus i on i.dataid = u.dataid and i.jobid = :jobid and i.locktype = 'IN'
     join datastatus o on o.dataid = i.dataid and o.datasetid = i.datasetid and o.locktype = 'OUT'
--- In one order everywhere, so that two workers that hold rows of each other do not deadlock.
+-- In the same order everywhere, so that two workers don't deadlock on each other's rows.
 order by o.datasetid, o.dataid, o.jobid
 for share of o;
 
 -- name: fail
--- End a claim badly: FAILED, or RESUBMIT when another attempt without delay is granted: by the job's policy, or by
+-- Fail a claim: FAILED, or RESUBMIT if another attempt without delay is granted, by the job's policy or by
 -- :at_once.
 with stamp as materialized (
     select set_config('dataflow.who', :owner, true) as who, set_config('dataflow.act', 'finish', true) as act,
@@ -177,7 +177,7 @@ verdict as materialized (
            case when :at_once then 0 else coalesce(p.retry_delay, 0) end as delay
     from stamp cross join claim c left join jobpolicy p on p.jobid = c.jobid
     where c.jobid = :jobid and c.dataid = :dataid and c.generation = :generation and c.owner = :owner
-    -- Whoever recovers lost claims locks this row too: the chunk is settled by one of the two.
+    -- Recovering lost claims locks this row, too: only one of the two settles the chunk.
     for update of c
 ),
 retried as (
@@ -204,21 +204,21 @@ settled as (
 select s.status, v.again, v.delay from settled s cross join verdict v;
 
 -- name: heartbeat
--- Renew the leases of claims that are still their owner's.
+-- Renew the leases of claims that still belong to their owner.
 update claim c set heartbeat = now(), lease_end = now() + :lease * interval '1 second'
 from unnest(cast(:dataids as text[]), cast(:generations as bigint[])) as mine(dataid, generation)
 where c.jobid = :jobid and c.dataid = mine.dataid and c.generation = mine.generation and c.owner = :owner
 returning c.dataid;
 
 -- name: alive
--- Whether a claim holds: nobody has settled it, and its lease isn't over.
+-- Whether a claim is valid: nobody has settled it, and its lease hasn't ended.
 select 1 from claim
 where jobid = :jobid and dataid = :dataid and generation = :generation and owner is not null
   and lease_end > now();
 
 -- name: lost_claims
--- Claims whose lease ran out, of a job and of those that read what it writes, taken up one by one by whoever
--- recovers them.
+-- Claims whose lease ran out, of a job and of those that read what it writes; each is locked by the one
+-- that recovers it.
 with stamp as materialized (select set_config('lock_timeout', '200ms', true) as patience)
 select c.jobid, c.dataid, c.generation, c.owner, c.losses + 1, coalesce(p.max_losses, :max_losses)
 from stamp cross join claim c left join jobpolicy p on p.jobid = c.jobid
@@ -231,7 +231,7 @@ order by c.jobid, c.dataid
 for update of c skip locked;
 
 -- name: due_retries
--- Failed chunks whose delay is over.
+-- Failed chunks whose retry delay is over.
 select c.jobid, c.dataid, c.generation
 from claim c
 where c.owner is null and c.retry_at <= now() and (cast(:jobid as text) is null or c.jobid = :jobid)

@@ -1,6 +1,6 @@
 -- name: chunks
--- Every row of some chunks of a dataset, and what is known of the generation that it names.
--- `offset 0` keeps the subquery apart: joined, tables not analyzed yet would be scanned.
+-- Every row of some chunks of a dataset, and the facts about its generation.
+-- `offset 0` keeps the subquery separate: a join would scan tables that aren't analyzed yet.
 select s.dataid, s.jobid, s.locktype, s.status, s.generation, f.location
 from json_array_elements_text(cast(:dataids as json)) as k(dataid)
     cross join lateral (

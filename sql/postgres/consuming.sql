@@ -1,10 +1,10 @@
 -- name: sort
--- The queue is in its order already.
+-- Nothing to do: the queue is already in order.
 select 1;
 
 -- name: heads
 -- The items of a job that would be claimed next, how often each lost its worker, and whether any of the
--- first chunks is no item. Each is looked up: a plan for few items must not read all that ever came.
+-- first chunks isn't an item. Each is looked up: a plan for few items must not read all that ever arrived.
 select p.dataid, coalesce(c.losses, 0), exists(
     select 1 from (select dataid from pending where jobid = :jobid
                    order by rank, sortkey, dataid collate "C" limit :k) as first

@@ -9,7 +9,7 @@ from pg_trigger t join pg_class c on c.oid = t.tgrelid
 where not t.tgisinternal and c.relnamespace = cast(current_schema() as regnamespace);
 
 -- name: may_vacuum
--- Whether we may vacuum `pending`: its owner, and from PostgreSQL 17 on who is granted `maintain`.
+-- Whether we may vacuum `pending`: its owner may, and from PostgreSQL 17 on, roles granted `maintain`.
 select pg_has_role(c.relowner, 'usage')
     or case when cast(current_setting('server_version_num') as integer) >= 170000
             then has_table_privilege(c.oid, 'maintain') else false end
@@ -24,12 +24,12 @@ where backend_xid is not null and xact_start < now() - interval '1 minute' and p
 order by xact_start;
 
 -- name: prepared
--- Prepared transactions that nobody has ended.
+-- Prepared transactions that nobody has finished.
 select gid, cast(extract(epoch from now() - prepared) as integer) from pg_prepared_xacts
 where prepared < now() - interval '1 minute';
 
 -- name: left_behind
--- Settings that another client of a pooler left in this session. A pooler sets the excluded ones for each client.
+-- Settings that another client of a pooler left in this session; a pooler sets the excluded ones for each client.
 select name from pg_settings
 where source = 'session' and lower(name) not in (
     'application_name', 'client_encoding', 'datestyle', 'intervalstyle', 'standard_conforming_strings', 'timezone')

@@ -2,7 +2,7 @@
 -- from reading that index backwards, through the changes of all others, to the few of a chunk or of an execution.
 
 -- name: latest
--- The newest change of some outputs: what made it, who and why.
+-- The newest change of some outputs: which execution made it, who and why.
 select k.dataid, k.jobid, e.execution, e.who, e.why
 from json_to_recordset(cast(:chunks as json)) as k(dataid text, jobid text)
     cross join lateral (
@@ -11,13 +11,13 @@ from json_to_recordset(cast(:chunks as json)) as k(dataid text, jobid text)
         order by d.xid desc nulls last, d.seq desc limit 1) as e;
 
 -- name: changes
--- What an execution did last to the outputs of a job, the newest first.
+-- An execution's last changes of the outputs of a job, the newest first.
 select datasetid, dataid, status_before, status_after, generation, cast(extract(epoch from at) as double precision), who, why
 from dataevent where execution = :execution and jobid = :jobid and locktype = 'OUT'
 order by xid desc nulls last, seq desc limit :most;
 
 -- name: earlier
--- Outputs of a job that aren't READY since before changes told their execution.
+-- Outputs of a job that aren't READY because of changes from before executions were recorded.
 select s.datasetid, s.dataid, null, s.status, s.generation, cast(extract(epoch from e.at) as double precision), e.who, e.why
 from datastatus s cross join lateral (
     select d.execution, d.at, d.who, d.why from dataevent d

@@ -1,5 +1,5 @@
 -- name: dials
--- The dials of every job that has some.
+-- The dials of every job that sets any.
 select jobid, {each dial: dial},
        case when paused_until >= '9999-01-01 00:00:00+00' then 'forever'
             else to_char(paused_until at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') end as pause
@@ -12,17 +12,17 @@ select datasetid, {each column of dataset: column}
 from json_to_recordset(cast(:rows as json)) as d(datasetid text, {each column of dataset: column text});
 
 -- name: add_items
--- Write what jobs read, write and set, at once, so that what is claimable is judged once.
+-- Write what jobs read, write and set in one statement, so that claimable chunks are computed once.
 insert into job (jobid, itemtype, datasetid, itemvalue, modified)
 select jobid, itemtype, datasetid, itemvalue, now()
 from json_to_recordset(cast(:items as json)) as i(jobid text, itemtype text, datasetid text, itemvalue text);
 
 -- name: remove_items
--- Forget what jobs read, write and set.
+-- Delete what jobs read, write and set.
 delete from job where jobid in (select value from json_array_elements_text(cast(:jobids as json)));
 
 -- name: note_origins
--- Remember who declares datasets and jobs.
+-- Record who declares datasets and jobs.
 insert into origin (kind, name, origin, who, revision, dials)
 select kind, name, :origin, :who, :revision, dials
 from json_to_recordset(cast(:rows as json)) as o(kind text, name text, dials text)
@@ -30,17 +30,17 @@ on conflict (kind, name, origin) do update set
     who = excluded.who, at = excluded.at, revision = excluded.revision, dials = excluded.dials;
 
 -- name: disown
--- Let only one origin keep datasets and jobs.
+-- Delete all origins of datasets and jobs but one.
 delete from origin as o where o.origin <> :origin and exists (
     select 1 from json_to_recordset(cast(:rows as json)) as k(kind text, name text) where k.kind = o.kind and k.name = o.name);
 
 -- name: add_policies
--- Rows of jobs whose dials can be turned.
+-- Add rows of dials for jobs.
 insert into jobpolicy (jobid) select value from json_array_elements_text(cast(:jobids as json))
 on conflict (jobid) do nothing;
 
 -- name: claimable
--- How many chunks a job with these inputs and outputs could claim, as the statuses are now.
+-- How many chunks a job with these inputs and outputs could claim, given the current statuses.
 select count(*) from (
     select s.dataid from datastatus s
     where s.datasetid in (select value from json_array_elements_text(cast(:inputs as json)))

@@ -1,10 +1,10 @@
 -- name: turn
--- Take turns with whoever else folds items.
+-- Take turns with others that fold items.
 select pg_advisory_xact_lock(hashtextextended('fold', 79643));
 
 -- name: outputs
--- What the jobs of a chain have made of some items, as far as it is READY and old enough.
--- One look-up for each item: joined as tables, every item of the jobs was read for each page.
+-- What the jobs of a chain produced from some items, as far as it is READY and old enough.
+-- One look-up per item: a join would read every item of the jobs for each page.
 select page.dataid, s.jobid, s.datasetid, s.generation, f.rows, f.bytes, f.fingerprint, f.location
 from unnest(cast(:dataids as text[])) as page(dataid)
     cross join lateral (
@@ -23,8 +23,8 @@ where not exists (select 1 from versioned_dataset v where v.datasetid = s.datase
 order by page.dataid, s.jobid, s.datasetid;
 
 -- name: unsettled
--- Those of some items that something keeps from being folded: a row of the chain that isn't READY, a claim, an
--- output whose input was replaced, or the fact that tells what a replaced file holds.
+-- Those of some items that can't be folded: because of a row of the chain that isn't READY, a claim, an
+-- output whose input was replaced, or the fact that describes a replaced file.
 select page.dataid from unnest(cast(:dataids as text[])) as page(dataid)
 where exists (
         select 1 from datastatus s
@@ -46,41 +46,41 @@ where exists (
               where n.datasetid = f.datasetid and n.replaces and n.generation > f.generation));
 
 -- name: remove_outputs
--- Remove the READY outputs of items that are folded; a trigger removes their history.
+-- Delete the READY outputs of folded items; a trigger deletes their history.
 delete from datastatus
 where dataid = any(cast(:dataids as text[]))
   and jobid = any(cast(:jobids as text[])) and locktype = 'OUT' and status = 'READY'
   and datasetid = any(cast(:datasetids as text[]));
 
 -- name: remove_reads
--- Remove what the Java program has left of its reading of them.
+-- Delete the IN rows that the Java program left for them.
 delete from datastatus
 where dataid = any(cast(:dataids as text[]))
   and jobid = any(cast(:jobids as text[])) and locktype = 'IN' and status = 'DONE';
 
 -- name: remove_facts
--- Remove what was known of them.
+-- Delete the facts about them.
 delete from chunkfact where dataid = any(cast(:dataids as text[])) and datasetid = any(cast(:datasetids as text[]));
 
 -- name: remove_steps
--- Remove what their runs have printed.
+-- Delete what their runs printed.
 delete from pipelinestep where dataid = any(cast(:dataids as text[])) and jobid = any(cast(:jobids as text[]));
 
 -- name: remove_parts
--- Remove where their rows are in files.
+-- Delete the positions of their rows in files.
 delete from csvpart where dataid = any(cast(:dataids as text[])) and jobid = any(cast(:jobids as text[]));
 
 -- name: remove_items
--- Remove the items themselves.
+-- Delete the items themselves.
 delete from streamitem where jobid = :jobid and dataid = any(cast(:dataids as text[]));
 
 -- name: tidy
--- Give the room of rows that are gone to those that come: for any of the tables that rows of items leave.
+-- Free the space of deleted rows for new ones, in any of the tables that items' rows leave.
 vacuum (skip_locked, parallel 0) datastatus;
 
 -- name: bloated
--- Tables that are large for the few rows that they have: to write them anew takes a moment. Their rows are counted: the
--- estimate of a table that a vacuum has just emptied is old.
+-- Tables that are too large for their few rows: rewriting them takes a moment. Their rows are counted, since
+-- the estimate of a table that a vacuum has just emptied is outdated.
 select s.name from (
   select 'datastatus' as name, count(*) as rows, coalesce(sum(pg_column_size(t)), 0) as bytes from (select * from datastatus limit 5001) t union all
   select 'dataevent', count(*), coalesce(sum(pg_column_size(t)), 0) from (select * from dataevent limit 5001) t union all

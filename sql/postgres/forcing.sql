@@ -3,11 +3,11 @@
 select pg_advisory_xact_lock(hashtextextended(:datasetid, 79643));
 
 -- name: number
--- A generation that no claim has had.
+-- A new generation.
 select nextval('generation');
 
 -- name: claim
--- Claim one chunk, unless somebody holds it.
+-- Claim one chunk, unless somebody has claimed it.
 insert into claim as c (jobid, dataid, generation, owner, started, heartbeat, lease_end)
 values (:jobid, :dataid, cast(:generation as bigint), :owner, now(), now(), now() + :lease * interval '1 second')
 on conflict (jobid, dataid) do update
@@ -18,7 +18,7 @@ on conflict (jobid, dataid) do update
 returning generation, attempts;
 
 -- name: lock
--- Lock inputs and outputs of a chunk, whatever they are now: only a RUNNING output is left alone.
+-- Lock inputs and outputs of a chunk, whatever their statuses, except a RUNNING output.
 insert into datastatus as d (datasetid, jobid, dataid, locktype, status, modified, generation)
 select i.datasetid, cast(:jobid as text), cast(:dataid as text), i.itemtype, 'RUNNING', now(),
        case when i.itemtype = 'OUT' then cast(:generation as bigint) else (

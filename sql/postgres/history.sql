@@ -1,5 +1,5 @@
 -- name: after
--- The next rows of the log that can't change any more: those of transactions older than all that run.
+-- The next rows of the log that are final: those of transactions older than all running ones.
 select seq, at, datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why, null, execution,
        cast(xid as text) as transaction
 from dataevent e
@@ -9,14 +9,14 @@ order by e.xid, e.seq
 limit :limit;
 
 -- name: restored
--- Whether the log has rows of another server, whose transactions were numbered otherwise.
+-- Whether the log has rows of another server, with other transaction numbers.
 select last.xid >= pg_snapshot_xmax(pg_current_snapshot())
        and last.xid is distinct from pg_current_xact_id_if_assigned()
 from (select xid from dataevent order by xid desc limit 1) as last;
 
 -- name: waiting
--- For how many seconds the oldest change waits that readers of the log don't see yet, and for which transaction: one
--- that is older and still open, in whatever database of the server.
+-- For how many seconds the oldest change that readers of the log don't see yet has been waiting, and for which
+-- transaction: an older one that is still open, in any database of the server.
 select cast(extract(epoch from clock_timestamp() - at) as integer), cast(pg_snapshot_xmin(pg_current_snapshot()) as text)
 from dataevent
 where xid >= pg_snapshot_xmin(pg_current_snapshot()) and xid is distinct from pg_current_xact_id_if_assigned()
@@ -33,13 +33,13 @@ select 'prepared transaction ' || quote_literal(gid) || ' in database ' || datab
 from pg_prepared_xacts where transaction = cast(cast(:xid as xid8) as xid);
 
 -- name: end
--- Where the log is settled up to, the next transaction's number, and how often it was renumbered.
+-- Up to where the log is final, the next transaction's number, and how often the log was renumbered.
 select cast(pg_snapshot_xmin(pg_current_snapshot()) as text),
        cast(pg_snapshot_xmax(pg_current_snapshot()) as text),
        coalesce((select value from dataflow_meta where name = 'log'), '0');
 
 -- name: listing
--- The newest rows of history that match; the index tells them by transaction, the caller by `seq`.
+-- The newest rows of history that match; the index sorts by transaction, the caller by `seq`.
 select seq, at, datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why,
        (select f.code from chunkfact f
         where locktype = 'OUT' and status_after = 'READY'

@@ -1,9 +1,9 @@
 -- name: turn
--- Take turns with whoever else begins a run on this dataset.
+-- Take turns with others that start a run on this dataset.
 select pg_advisory_xact_lock(hashtextextended(:datasetid, 79643));
 
 -- name: durable
--- Have this transaction on the disk when it is over, also where others needn't be.
+-- Commit this transaction to disk, even if others needn't be.
 select set_config('synchronous_commit', 'on', true) where current_setting('synchronous_commit') = 'off';
 
 -- name: links
@@ -14,27 +14,27 @@ where itemtype = 'OUT' and datasetid is not null
 order by jobid, datasetid;
 
 -- name: keys
--- What keys that were given before were answered.
+-- The recorded answers to keys.
 select k.jobid, k.idempotency, k.digest, k.dataids
 from json_to_recordset(cast(:keys as json)) as asked(jobid text, idempotency text)
     join streamkey k using (jobid, idempotency);
 
 -- name: remember
--- Remember what keys are answered; a key that somebody else is just giving is waited for.
+-- Record the answers to keys; wait for a key that another transaction is recording.
 insert into streamkey (jobid, idempotency, digest, dataids)
 select jobid, idempotency, digest, dataids
 from json_to_recordset(cast(:keys as json)) as k(jobid text, idempotency text, digest text, dataids text)
 on conflict (jobid, idempotency) do nothing;
 
 -- name: add
--- Keep new items.
+-- Store new items.
 insert into streamitem (jobid, dataid, payload, idempotency)
 select jobid, dataid, payload, idempotency
 from json_to_recordset(cast(:items as json)) as i(jobid text, dataid text, payload text, idempotency text)
 on conflict (jobid, dataid) do nothing;
 
 -- name: payloads
--- The items among some chunks of a job; a payload that was cleaned away is null.
+-- The items among some chunks of a job; a deleted payload is null.
 select i.dataid, i.payload
 from json_array_elements_text(cast(:dataids as json)) as asked(dataid)
     join streamitem i on i.jobid = :jobid and i.dataid = asked.dataid;
@@ -46,6 +46,6 @@ where dataid = :dataid and datasetid = any(array(select json_array_elements_text
 limit 1;
 
 -- name: waiting
--- How many items of a job wait to be claimed, and for how many seconds the oldest does.
+-- How many items of a job wait to be claimed, and how many seconds the oldest has waited.
 select count(*), extract(epoch from clock_timestamp() - min(i.received))
 from pending p join streamitem i on i.jobid = p.jobid and i.dataid = p.dataid where p.jobid = :jobid;

@@ -9,7 +9,7 @@ order by length(dataid), dataid, datasetid, jobid
 limit cast(:limit as bigint);
 
 -- name: sample
--- Some of the squares: of each output of each job as large a part as :rates says, but all whose status is in :rare.
+-- Some of the squares: a share of each output of each job, by :rates, but all whose status is in :rare.
 select s.jobid, s.datasetid, s.dataid, s.status
 from json_to_recordset(cast(:rates as json)) as r(jobid text, datasetid text, rate float8)
     join datastatus s on s.jobid = r.jobid and s.datasetid = r.datasetid

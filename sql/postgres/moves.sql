@@ -1,13 +1,13 @@
 -- name: failed
--- The chunks that failed, of a job or of all, since a time or ever.
+-- The chunks that failed, of a job or of all, since a given time or ever.
 select distinct jobid, dataid from datastatus
 where locktype = 'OUT' and status in ('FAILED', 'ERROR') and (cast(:jobid as text) is null or jobid = :jobid)
   and (cast(:since as timestamptz) is null or cast(modified as timestamptz) >= :since)
 limit :most;
 
 -- name: outputs
--- The OUT rows of some jobs for some chunks, locked until the move is through.
--- The lock keeps each subquery apart, so that the planner can't but go chunk by chunk.
+-- The OUT rows of some jobs for some chunks, locked until the move has ended.
+-- The lock keeps each subquery separate, so that the planner has to look up chunk by chunk.
 select s.jobid, s.datasetid, s.dataid, s.status
 from json_array_elements_text(cast(:dataids as json)) as k(dataid)
     cross join lateral (
@@ -17,7 +17,7 @@ from json_array_elements_text(cast(:dataids as json)) as k(dataid)
         for update of d) as s;
 
 -- name: produced
--- The OUT rows of a dataset for some chunks, whoever produced them, locked until the move is through.
+-- The OUT rows of a dataset for some chunks, of any producer, locked until the move has ended.
 select s.jobid, s.datasetid, s.dataid, s.status
 from json_array_elements_text(cast(:dataids as json)) as k(dataid)
     cross join lateral (
@@ -26,7 +26,7 @@ from json_array_elements_text(cast(:dataids as json)) as k(dataid)
         for update of d) as s;
 
 -- name: move
--- Move OUT rows from the status that was seen to another: a row that changed since stays as it is.
+-- Move OUT rows from the status that was read to another; a row that changed since stays unchanged.
 with target as materialized (
     select s.place, k.status_before, k.status_after
     from json_to_recordset(cast(:rows as json)) as k(
@@ -50,11 +50,11 @@ from json_to_recordset(cast(:rows as json)) as k(
 on conflict (datasetid, jobid, dataid) do nothing;
 
 -- name: generations
--- As many numbers, as JSON, as no claim has had.
+-- New generations, as JSON.
 select cast(json_agg(nextval('generation')) as text) from generate_series(1, cast(:count as bigint));
 
 -- name: before_hold
--- What held rows were, by history: '' is absent, UNKNOWN is a row that was held when history began.
+-- The earlier statuses of held rows, from history: '' is absent, UNKNOWN was held when history began.
 select k.jobid, k.datasetid, k.dataid,
        case when e.seq is null or e.why = 'found on init' and e.who = 'odf init' then 'UNKNOWN'
             else coalesce(e.status_before, '') end
@@ -73,7 +73,7 @@ select owner, to_char(started at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')
 from claim where jobid = :jobid and dataid = :dataid and owner is not null;
 
 -- name: unclaimed
--- What is RUNNING without a claim, since when, and whether that is longer than :age seconds.
+-- Chunks that are RUNNING without a claim, since when, and whether that is longer than :age seconds.
 select s.jobid, s.datasetid, s.dataid, s.status,
        to_char(began.at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'),
        coalesce(began.at < now() - cast(:age as float8) * interval '1 second', true)

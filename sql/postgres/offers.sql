@@ -12,7 +12,7 @@ select case when p.paused_until > now() then p.paused_until end, p.every_minutes
 from (select) as always left join jobpolicy p on p.jobid = :jobid;
 
 -- name: some
--- A few chunks of a job: those that changed last among the newest changes of all jobs, and those that have FAILED.
+-- A few chunks of a job: those that changed last among the newest changes of all jobs, and FAILED ones.
 select dataid from (
     select e.dataid, min(e.nth) as nth
     from (select datasetid, dataid, row_number() over (order by xid desc, seq desc) as nth from dataevent

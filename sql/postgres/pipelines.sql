@@ -1,6 +1,6 @@
 -- name: waiting
--- The next chunk of a pipeline that `odf pipeline run` may claim: what is to be made again, then runs that
--- nobody has begun. Items that came over HTTP are for `odf serve`, unless :items.
+-- The next chunk of a pipeline that `odf pipeline run` may claim: first what is to be produced again, then runs that
+-- nobody has started. Items that came over HTTP are for `odf serve`, unless :items.
 select p.dataid from pending p
 where p.jobid = :jobid
   and (p.rank = 0 or :items
@@ -8,7 +8,7 @@ where p.jobid = :jobid
 order by p.rank, p.sortkey, p.dataid collate "C" limit 1;
 
 -- name: claim_items
--- Claim chunks that nobody else knows of yet.
+-- Claim new chunks, which nobody else can know yet.
 insert into claim (jobid, dataid, generation, owner, started, heartbeat, lease_end)
 select :jobid, r.dataid, r.generation, :owner, now(), now(), now() + :lease * interval '1 second'
 from json_to_recordset(cast(:rows as json)) as r(dataid text, generation bigint);

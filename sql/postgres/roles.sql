@@ -5,8 +5,8 @@
 --   grant dataflow_worker to etl;   -- etl: the `user` of dataflow.properties
 --
 -- owner   owns the tables: runs `odf init` and `odf token`.
--- worker  runs jobs, serves, registers, sends chunks back: changes rows, but not history, tokens and versions.
--- reader  looks at everything but tokens: odf status, history, why, sql.
+-- worker  runs jobs, serves, registers, resubmits: changes rows, but not history, tokens and versions.
+-- reader  reads everything except tokens: odf status, history, why, sql.
 
 \if :{?schema}
 \else
@@ -35,7 +35,7 @@ select format('create schema %I', :'schema') where not exists (select from pg_na
 grant usage, create on schema :"schema" to :"owner";
 grant usage on schema :"schema" to :"worker", :"reader";
 
--- The owner gets what the owner of dataflow_meta has in the schema, so that tables of other programs stay theirs.
+-- The owner gets only what the owner of dataflow_meta has in the schema: other programs keep their tables.
 create temp table ours on commit drop as
 select c.relkind as kind, c.relname as name, format('%I.%I', n.nspname, c.relname) as path, c.relowner as owner
 from pg_namespace n join pg_class c on c.relnamespace = n.oid
@@ -64,7 +64,7 @@ select format('grant usage on %s to %I', 'sequence ' || path, :'worker') from ou
 
 select format('grant execute on function %s to %I', path, :'worker') from ours where kind = 'f' and name in ('judge', 'fill_next') \gexec
 
--- Who may vacuum keeps claims fast, and the tables of folded items small. Before PostgreSQL 17 only the owner may: autovacuum does it then.
+-- Vacuuming keeps claims fast, and the tables of folded items small. Before PostgreSQL 17 only the owner may: autovacuum does it then.
 select format('grant maintain on %s to %I', path, :'worker')
 from ours where kind = 'r' and name in ('pending', 'datastatus', 'dataevent', 'chunkfact', 'claim', 'pipelinestep', 'streamitem',
                                    'streamkey', 'csvpart')

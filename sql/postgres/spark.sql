@@ -18,7 +18,7 @@ join pg_attribute on attrelid = to_regclass(:name) and attnum = num
 order by num;
 
 -- name: layout
--- How a table lies there: its kind, its blocks, the schema it is in, whether its chunks have an index.
+-- How a table is stored: its kind, its blocks, its schema, and whether its chunks have an index.
 select relkind::text, nspname,
     coalesce((
         select max(pg_relation_size(relid)) from pg_partition_tree(c.oid) where isleaf
@@ -35,11 +35,11 @@ from pg_class c join pg_namespace n on n.oid = relnamespace
 where c.oid = to_regclass(:name);
 
 -- name: expected_of_all
--- How many rows a table has, as the planner guesses.
+-- How many rows a table has, by the planner's estimate.
 explain (format json) select from {table};
 
 -- name: expected_of_chunk
--- The same of a chunk.
+-- The same for a chunk.
 explain (format json) select from {table} where {chunk};
 
 -- name: cuts
@@ -61,11 +61,11 @@ select {columns} from {table} where {chunk} and {part};
 ctid >= '({first},0)'::tid and ctid < '({last},0)'::tid;
 
 -- name: last_blocks
--- The same at the end of the table, however far that is by now.
+-- The same at the end of the table, including blocks added since.
 ctid >= '({first},0)'::tid;
 
 -- name: share
--- One of so many shares of rows that an index finds, wherever they lie.
+-- One of several shares of the rows that an index finds, wherever they are stored.
 mod(hashtid(ctid)::bigint + 2147483648, {parts}) = {part};
 
 -- name: between
@@ -73,27 +73,27 @@ mod(hashtid(ctid)::bigint + 2147483648, {parts}) = {part};
 {column} >= :first and {column} < :last;
 
 -- name: snapshot
--- The name under which others can look at the same.
+-- The name under which other sessions can use this snapshot.
 select pg_export_snapshot();
 
 -- name: look_as
--- Look at the table as another does.
+-- Use another session's snapshot.
 set transaction snapshot '{snapshot}';
 
 -- name: look_begin
--- Look at one moment all the while.
+-- Use one snapshot for the whole transaction.
 set transaction isolation level repeatable read read only;
 
 -- name: no_dimensions
--- An array, if it is a plain list: the error says what it is otherwise.
+-- An array, if it is a plain list; otherwise the error says what it is.
 case when array_ndims({value}) > 1 then ('an array of ' || array_ndims({value}) || ' dimensions')::{type} else {value} end;
 
 -- name: stage
--- A table for a chunk on its way: fast to fill, and nobody's but ours.
+-- Create a chunk's staging table: fast to fill, and only ours.
 create unlogged table {stage} ({columns}) with (autovacuum_enabled = false);
 
 -- name: stage_parts
--- Which parts of it are whole: a task that is tried again must not write twice.
+-- Create the list of its complete parts: a repeated task must not write twice.
 create unlogged table {parts} (part int primary key, rows bigint not null);
 
 -- name: stage_note
@@ -101,32 +101,32 @@ create unlogged table {parts} (part int primary key, rows bigint not null);
 comment on table {stage} is :note;
 
 -- name: part_done
--- A part is whole.
+-- Record that a part is complete.
 insert into {parts} (part, rows) values ({part}, {rows});
 
 -- name: part_rows
--- How many rows it has, if it is.
+-- How many rows a complete part has.
 select rows from {parts} where part = {part};
 
 -- name: members
--- How many rows a staging table has, and how many of them are the chunk's, typed and collated as in the table.
+-- How many rows a staging table has, and how many of them belong to the chunk, by the table's types and collations.
 select count(*), count(*) filter (where {chunk})
 from (select {column} from {table} where false union all select {value} from {stage}) staged;
 
 -- name: losses
--- Of the values of some columns, how many the table wouldn't keep as they are.
+-- How many values of some columns the table would change.
 select {counts} from {stage};
 
 -- name: loss
--- The same of one column.
+-- The same for one column.
 count(*) filter (where {lost});
 
 -- name: move
--- The rows of a chunk, from its staging table into the table.
+-- Move the rows of a chunk from its staging table into the table.
 insert into {table} ({columns}) overriding system value select {values} from {stage};
 
 -- name: the_value
--- What the chunk's column has in every row of a chunk by value.
+-- The value of the chunk's column in all rows of a chunk by value.
 :lower;
 
 -- name: unstage
@@ -134,7 +134,7 @@ insert into {table} ({columns}) overriding system value select {values} from {st
 drop table if exists {stage}, {parts};
 
 -- name: hurry
--- Wait for nobody who is at work.
+-- Don't wait for locks.
 set local lock_timeout = '1s';
 
 -- name: leftovers

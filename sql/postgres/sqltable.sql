@@ -1,7 +1,7 @@
 -- name: is_there
--- Whether there is such a table or view.
+-- Whether a table or view exists.
 select 1 where to_regclass(:name) is not null;
 
 -- name: copy
--- Rows, as texts that the columns' types read.
+-- Load rows, as texts that the columns' types parse.
 copy {table} ({columns}) from stdin;

@@ -1,5 +1,5 @@
 -- name: record
--- Write what steps did, over what was known of them.
+-- Write the results of steps over earlier records of them.
 insert into pipelinestep as p (jobid, dataid, generation, step, transformation, status, started, ended, rows,
                                stdout, traceback, reason)
 select jobid, dataid, generation, step, transformation, status, to_timestamp(started), to_timestamp(ended), rows,

@@ -1,11 +1,11 @@
 -- name: turn
--- One publish of a chunk after the other: rows that aren't there yet can't be locked.
+-- Publish a chunk one at a time: rows that don't exist yet can't be locked.
 select pg_advisory_xact_lock(hashtextextended(:key, 0));
 
 -- name: patience
--- How long to wait for the other.
+-- Limit the wait for another publish.
 set local lock_timeout = '60s';
 
 -- name: hurry
--- For who only looks.
+-- Don't wait for locks, for a transaction that only reads.
 set local statement_timeout = '3s';

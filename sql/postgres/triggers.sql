@@ -1,13 +1,13 @@
 -- What happens when rows of the tables change: history, and who may claim now. Idempotent: every `odf init`
 -- runs it. Run with search_path set to the schema of the tables.
 
--- Lock what claims and finishes lock, in their order: who comes now waits for these first, and holds nothing that is
--- needed below.
+-- Lock what claims and finishes lock, in the same order: later transactions wait for these locks first, and hold none
+-- that are needed below.
 lock table job in share row exclusive mode;
 lock table fill in access exclusive mode;
 lock table claim, pending in share row exclusive mode;
 
--- A sort key by which 2 comes before 10: each run of digits is led by its length.
+-- A sort key that puts 2 before 10: each run of digits is preceded by its length.
 create or replace function naturalkey(dataid text) returns text
 language sql immutable strict parallel safe as $$
     select string_agg(
@@ -18,16 +18,16 @@ language sql immutable strict parallel safe as $$
           from regexp_matches(dataid, '[0-9]+|[^0-9]+', 'g') with ordinality as r(m, n)) as parts
 $$;
 
--- Undo a claim that found a row it needed in other hands.
+-- Undo a claim that found a row it needed changed by somebody else.
 drop function if exists lost_race();
 create function lost_race() returns boolean language plpgsql as $$
 begin
     raise exception 'a row of this claim changed under it' using errcode = 'ODF01';
 end $$;
 
--- What one row of datastatus means for a job to which its dataset is an input (IN) or an output (OUT); `own`
--- tells whether it is the job's own row. This is the rule of opendataflow_dagster/model.py. No settings are attached to
--- it, so that the planner writes it into the statements that use it.
+-- What one row of datastatus means for a job whose input (IN) or output (OUT) is its dataset; `own` says whether
+-- it is the job's own row. This is the rule of opendataflow_dagster/model.py. The function has no settings, so that
+-- the planner inlines it into the statements that use it.
 create or replace function claim_effect(itemtype text, own boolean, locktype text, word text) returns text
 language sql immutable parallel safe as $$
     select case
@@ -54,8 +54,8 @@ language sql immutable parallel safe as $$
     end
 $$;
 
--- Datasets whose place keeps a version of a chunk for whoever reads it: where a publish is another version, as
--- spark/object_store.py writes it. Which places these are is told by `is_remote` in opendataflow_dagster/location.py.
+-- Datasets whose place keeps a version of a chunk for its readers, because a publish writes another version: see
+-- spark/object_store.py. `is_remote` in opendataflow_dagster/location.py says which places these are.
 create or replace view versioned_dataset as
 select datasetid from (
     select datasetid, coalesce(nullif(hostname, ''), database) as place from dataset
@@ -66,8 +66,8 @@ where
         or place like 'wasb://%' or place like 'adl://%' or place like 'oss://%' or place like 'cosn://%'
         or place like 'obs://%' or place like 'hdfs://%' or place like 'webhdfs://%' or place like 'viewfs://%';
 
--- Every row that matters to a chunk of a job, and what it means for a claim. Who reads the chunk locks it
--- only while it makes something of it: the Java program leaves its IN rows behind.
+-- Every row that matters to a chunk of a job, and what it means for a claim. An IN row locks the chunk only
+-- while its job is working on it: the Java program leaves its IN rows behind.
 create or replace view claim_row as
 select cast(i.jobid as text) as jobid, cast(s.dataid as text) as dataid, cast(i.itemtype as text) as itemtype,
        cast(i.datasetid as text) as datasetid, s.jobid = i.jobid as own, cast(s.locktype as text) as locktype,
@@ -81,9 +81,9 @@ select cast(i.jobid as text) as jobid, cast(s.dataid as text) as dataid, cast(i.
 from job i join datastatus s on s.datasetid = i.datasetid
 where i.itemtype in ('IN', 'OUT') and i.datasetid <> 'today';
 
--- Inputs that changed since a job locked them: they were published again with other data (or with data of
--- which nobody knows whether it is the same), or they are being made again now. Not those of which the place keeps
--- the version that is read.
+-- Inputs that changed since a job locked them: they were published again with different data (or without a
+-- fingerprint to compare), or they are being produced again now. Except those whose place keeps the version
+-- that is being read.
 create or replace view changed_input as
 select s.jobid, s.dataid, s.datasetid,
        case when exists (
@@ -105,9 +105,9 @@ where s.locktype = 'IN' and s.status = 'RUNNING' and case when
               where b.datasetid = s.datasetid and b.dataid = s.dataid and b.generation = s.generation)) is not true)
     then not exists (select 1 from versioned_dataset v where v.datasetid = s.datasetid) else false end;
 
--- Outputs that are READY and were made from an input that was published again since then, with other data or with
--- data of which nobody knows whether it is the same.
--- `offset 0` keeps the join apart: with the fingerprints in its condition it would not run in parallel.
+-- Stale outputs: READY, but produced from an input that was published again since, with different data or without a
+-- fingerprint to compare.
+-- `offset 0` keeps the join separate: with the fingerprints in its condition, it would not run in parallel.
 create or replace view stale_chunk as
 select distinct c.jobid, c.datasetid, c.dataid
 from (
@@ -130,9 +130,9 @@ where ((
     where made.datasetid = c.datasetid and made.dataid = c.dataid and made.generation = c.generation)) is not true;
 
 -- Tell those who listen that chunks can be claimed, at most 20 times a second: PostgreSQL lets only one transaction that
--- has a notice commit at a time. Whoever listens holds the lock, shared, as long as its connection lasts; so with nobody
--- there this is two calls that touch no table. The notices that are left out cost a listener at most 1/20 s, since it looks
--- again that long after each notice.
+-- has a notice commit at a time. Listeners hold the lock, shared, as long as their connections last; without a listener,
+-- this is two calls that touch no table. Skipped notices delay a listener by at most 1/20 s, since it checks again
+-- that long after each notice.
 create or replace function send_notice() returns void
 language plpgsql
 set search_path from current
@@ -153,9 +153,9 @@ begin
     end if;
 end $$;
 
--- Decide again whether each (job, dataid) pair may be claimed. The pending row is written first: it is
--- the lock that makes two judges of one pair take turns, and the second statement sees what the first
--- turn committed.
+-- Decide again whether each (job, dataid) pair may be claimed. The pending row is written first: as a lock,
+-- it makes two judges of one pair take turns, and the second statement sees what the first judge
+-- committed.
 create or replace function judge(jobids text[], dataids text[]) returns void
 language plpgsql security definer
 set search_path from current
@@ -181,7 +181,7 @@ begin
         and not exists (
             select 1 from job i join job o on o.jobid = i.jobid and o.datasetid = i.datasetid
             where i.jobid = k.jobid and i.itemtype = 'IN' and o.itemtype = 'OUT')
-        -- no row blocks it; what the job has consumed does, unless it is to be made again
+        -- no row blocks it; a consumed input does, unless the chunk is to be produced again
         and not exists (
             select 1 from claim_row r
             where r.jobid = k.jobid and r.dataid = k.dataid
@@ -210,9 +210,9 @@ begin
     end if;
 end $$;
 
--- Judge up to `most` chunks that a job could know of, from where the last batch ended: what is pending, then what has
--- come for one of its inputs, or else what it is to make. Returns where it ended, or null at the end of all. What is
--- not pending and can't be claimed now needs no judge: whoever changes that knows the job.
+-- Judge up to `most` chunks that a job could know of, from where the last batch ended: pending ones first, then the
+-- chunks of one of its inputs, or else of its outputs. Returns where it ended, or null after the last one. A chunk that
+-- isn't pending and can't be claimed now needs no judging: the change that makes it claimable judges it.
 create or replace function fill_batch(item fill, most integer) returns fill
 language plpgsql security definer
 set search_path from current
@@ -274,9 +274,9 @@ begin
     end loop;
 end $$;
 
--- Judge the next chunks of a queued job: how many rows were looked at, at least 1 at its end. Nothing is looked at while
--- another session does it, or while transactions are open that were writing chunks when the job was queued: nobody who
--- doesn't know the job writes chunks after them. It soon gives up on a chunk that somebody keeps locked.
+-- Judge the next chunks of a queued job; returns how many rows were read, at least 1 at its end. Does nothing while
+-- another session does this, or while transactions are open that were writing chunks when the job was queued: after
+-- them, everybody who writes chunks knows the job. It soon gives up on a chunk that somebody keeps locked.
 create or replace function fill_next(queued text, most integer) returns integer
 language plpgsql security definer
 set search_path from current
@@ -313,8 +313,8 @@ begin
     return most;
 end $$;
 
--- Judge the first chunks of a registration as it commits, so that a small job is claimable at once, whatever program
--- registers it and works on it. It stays queued, because another transaction may be writing chunks at this moment.
+-- Judge the first chunks of a registration as it commits, so that a small job is claimable at once, whichever program
+-- registers it. The job stays queued, because another transaction may be writing chunks at this moment.
 create or replace function fill_queued() returns trigger
 language plpgsql security definer
 set search_path from current
@@ -327,7 +327,7 @@ exception when lock_not_available or deadlock_detected then
     return null;
 end $$;
 
--- A claim takes only what is still right while its job is queued: what was pending before may not be.
+-- While its job is queued, a claim takes only chunks that may still be claimed: earlier pending rows may be outdated.
 create or replace function pending_taken() returns trigger
 language plpgsql security definer
 set search_path from current
@@ -343,8 +343,8 @@ begin
     return null;
 end $$;
 
--- What follows when a person or the Java program, not we, sends a chunk back: whoever still runs it
--- loses its claim and its locks, and the job's other outputs are made again with it.
+-- What follows when a person or the Java program, not we, resubmits a chunk: a worker that still runs it
+-- loses its claim and its locks, and the job's other outputs are produced again with it.
 create or replace function sent_back(jobids text[], dataids text[], again boolean[]) returns void
 language plpgsql security definer
 set search_path from current
@@ -354,7 +354,7 @@ begin
     delete from claim c using unnest(jobids, dataids) as k(jobid, dataid)
     where c.jobid = k.jobid and c.dataid = k.dataid;
 
-    -- Looked up chunk by chunk: on tables not analyzed yet, a join would scan all chunks of the job for each.
+    -- Looked up chunk by chunk: on tables that aren't analyzed yet, a join would scan all chunks of the job for each.
     delete from datastatus s
     using unnest(jobids, dataids) as k(jobid, dataid) cross join lateral (
         select d.ctid as place from job i join datastatus d
@@ -373,7 +373,7 @@ begin
     where s.ctid = own.place;
 end $$;
 
--- What our own transactions tell of themselves: `claim`, `finish`, or nothing for a person's change.
+-- How our own transactions identify themselves: `claim`, `finish`, or nothing for a person's change.
 create or replace function act() returns text language sql stable as $$
     select coalesce(current_setting('dataflow.act', true), '')
 $$;
@@ -385,9 +385,9 @@ $$;
 create or replace function reason() returns text language sql stable as $$
     select nullif(current_setting('dataflow.why', true), '')
 $$;
--- Which execution a change of an output belongs to: the one that signs it; or else, the one that had the chunk RUNNING,
--- whoever settles it; or else this transaction, with the second of its beginning, since a server that the tables are
--- moved to gives the same numbers again.
+-- Which execution a change of an output belongs to: the one that signs it; or else the one that had the chunk RUNNING,
+-- even if another settles it; or else this transaction, with its start in seconds, since another server that the
+-- tables are moved to reuses transaction numbers.
 create or replace function execution(before text, datasetid text, jobid text, dataid text) returns text
 language sql stable as $$
     select coalesce(
@@ -399,8 +399,8 @@ language sql stable as $$
         'xid:' || pg_current_xact_id() || ':' || cast(extract(epoch from now()) as bigint))
 $$;
 
--- What others declare READY (the Java program, a person) gets a number, so that it can be told from what was
--- there before. A chunk that was held and is released keeps the number that it was published with.
+-- What others declare READY (the Java program, a person) gets a generation, so that it differs from what was
+-- there before. A chunk that was held and is released keeps the generation that it was published with.
 create or replace function datastatus_numbered() returns trigger
 language plpgsql security definer
 set search_path from current
@@ -414,8 +414,8 @@ begin
     then
         new.generation := nextval('generation');
     end if;
-    -- The attempts that failed are forgotten, as by our own `finish`. One that is being claimed again is left
-    -- alone: whoever claims locks it first and the chunk then, so waiting for it could be a deadlock.
+    -- Failed attempts are deleted, as by our own `finish`, except if the chunk is being claimed again: a claim
+    -- locks this row before the chunk, so waiting for it could be a deadlock.
     delete from claim c using (
         select ctid as place from claim
         where jobid = new.jobid and dataid = new.dataid and owner is null for update skip locked) as gone
@@ -446,8 +446,8 @@ begin
         if pairs.jobids is not null then
             perform sent_back(pairs.jobids, pairs.dataids, pairs.again);
         end if;
-        -- A reader that began to end before this change has seen the chunk READY, and wakes nobody: wait for its
-        -- end, then judge. One that ends later sees that the row is being changed, and judges after this.
+        -- A reader that began to finish before this change saw the chunk READY, and wakes nobody: wait for its
+        -- end, then judge. One that finishes later sees that the row is changing, and judges after this.
         perform 1
         from dataevent c join datastatus s on s.dataid = c.dataid and s.datasetid = c.datasetid
         where c.xid = pg_current_xact_id() and c.seq >= first_seq and c.locktype = 'OUT'
@@ -478,8 +478,8 @@ begin
                            select 1 from job j where j.jobid = c.jobid and j.datasetid = c.datasetid
                              and j.itemtype in ('IN', 'OUT') and j.itemtype is distinct from c.locktype)))
                 union
-                -- Who reads a chunk locks it: with its end its producers go on, unless the chunk is there. With
-                -- an xmax, somebody may be sending it back at this moment, and not have seen the reader end.
+                -- A reader locks its chunk: when it ends, the chunk's producers may claim it, unless it is READY.
+                -- With an xmax, somebody may be resubmitting it now without having seen the reader end.
                 select j.jobid, c.dataid
                 from dataevent c join job j on j.datasetid = c.datasetid and j.itemtype = 'OUT'
                 where c.xid = pg_current_xact_id() and c.seq >= first_seq and c.locktype = 'IN'
@@ -504,9 +504,9 @@ begin
     end loop;
 end $$;
 
--- History of every change of a status, whoever made it; and what follows from the change.
--- A row whose locktype changes is logged as one lock gone and another come.
--- Our own claims and ends take short cuts: a claim has deleted its pending row itself, and one that
+-- History of every change of a status, by any program; and what follows from the change.
+-- A row whose locktype changes is logged as one lock removed and another added.
+-- Our own claims and finishes take shortcuts: a claim has already deleted its pending row, and one that
 -- ends READY or FAILED leaves its job nothing to claim.
 create or replace function datastatus_inserted() returns trigger
 language plpgsql security definer
@@ -544,7 +544,7 @@ as $$
 declare
     first_seq bigint;
 begin
-    if act() = 'fold' then  -- an item that is folded takes its history along
+    if act() = 'fold' then  -- a folded item's history is deleted with it
         delete from dataevent e using oldrows o where e.dataid = o.dataid and e.datasetid = o.datasetid;
         return null;
     end if;
@@ -599,7 +599,7 @@ begin
         return null;
     end if;
     if act() = '' then
-        -- Materialized, and a full join: the planner takes each of these tables for a single row, and would otherwise
+        -- Materialized, and a full join: the planner expects a single row in each of these tables, and would otherwise
         -- compare every row with every other one.
         with changed as materialized (
             select datasetid, jobid, dataid, o.status as status_before, n.status as status_after,
@@ -678,7 +678,7 @@ begin
     return null;
 end $$;
 
--- What is registered now, with what history keeps of it: of a password only a digest.
+-- What is registered now, in the form that history keeps: a digest instead of a password.
 create or replace function kept(registered jsonb) returns text language sql stable as $$
     select cast(jsonb_strip_nulls(
         registered - cast('{jobid,datasetid,itemtype,modified}' as text[])
@@ -686,7 +686,7 @@ create or replace function kept(registered jsonb) returns text language sql stab
                'encryptedpass', 'digest ' || left(encode(sha256(convert_to(registered ->> 'encryptedpass', 'UTF8')), 'hex'), 8))
            else '{}' end) as text)
 $$;
--- All columns are of one type, or the rows of one job couldn't be looked up by an index.
+-- All columns have one type; otherwise no index could look up the rows of one job.
 create or replace view registered as
 select cast('dataset' as text) as tablename, cast(null as text) as jobid, cast(datasetid as text) as datasetid,
        cast(null as text) as itemtype, kept(to_jsonb(d)) as content
@@ -698,7 +698,7 @@ select 'jobpolicy', jobid, cast(null as text), cast(null as text),
        kept(to_jsonb(p) || jsonb_build_object('paused_until', p.paused_until at time zone 'UTC'))
 from jobpolicy p;
 
--- What of it history doesn't know yet: came (n > 0) or went.
+-- Which registrations history doesn't know yet: added (n > 0) or removed.
 create or replace view unrecorded as
 select tablename, jobid, datasetid, itemtype, content, cast(sum(n) as integer) as n
 from (
@@ -789,8 +789,8 @@ create constraint trigger fill_queued after insert or update on fill deferrable 
     when (new.writers is null and coalesce(current_setting('dataflow.act', true), '') <> 'init')
     execute function fill_queued();
 
--- These act as the owner of the tables: nobody else calls them, or makes them the trigger of another table.
--- Who may claim may have a chunk judged, and a queued job filled.
+-- These functions act as the owner of the tables: nobody else may call them, or use them as triggers of another table.
+-- Roles that may claim may have a chunk judged, and a queued job filled.
 revoke execute on function
     send_notice, judge, fill_batch, fill_next, fill_queued, pending_taken, sent_back, follow, datastatus_numbered, datastatus_inserted,
     datastatus_updated, datastatus_deleted, datastatus_truncated, job_changed, job_truncated, registration_changed from public;

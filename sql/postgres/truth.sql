@@ -1,6 +1,6 @@
 -- name: some
 -- The OUT rows of a dataset for some chunks.
--- Here and below, `offset 0` keeps the subquery apart: joined, tables not analyzed yet would be scanned.
+-- Here and below, `offset 0` keeps the subquery separate: a join would scan tables that aren't analyzed yet.
 select s.dataid, s.jobid, s.status, s.generation
 from json_array_elements_text(cast(:dataids as json)) as k(dataid)
     cross join lateral (
@@ -8,7 +8,7 @@ from json_array_elements_text(cast(:dataids as json)) as k(dataid)
         where d.dataid = k.dataid and d.datasetid = :datasetid and d.locktype = 'OUT' offset 0) as s;
 
 -- name: undone
--- Which of some chunks aren't READY in one of some datasets, or wait for a job that writes one.
+-- The chunks, of those given, that aren't READY in one of some datasets, or wait for a job that writes one.
 select k.dataid
 from json_array_elements_text(cast(:dataids as json)) as k(dataid)
 where exists (
@@ -22,7 +22,7 @@ where exists (
               and o.datasetid = any(array(select json_array_elements_text(cast(:datasetids as json)))))));
 
 -- name: known
--- Which of some chunks any of some datasets has.
+-- The chunks, of those given, that any of some datasets has.
 select k.dataid
 from json_array_elements_text(cast(:dataids as json)) as k(dataid)
     cross join lateral (
@@ -32,7 +32,7 @@ from json_array_elements_text(cast(:dataids as json)) as k(dataid)
         limit 1) as s;
 
 -- name: facts
--- What is known of some READY chunks of a dataset.
+-- The facts about some READY chunks of a dataset.
 select k.dataid, f.jobid, f.location, f.rows, f.bytes, f.fingerprint, f.validated, f.checks, f.inputs,
        f.schema, f.metadata, f.code, cast(f.at as text) as at
 from json_to_recordset(cast(:chunks as json)) as k(dataid text, generation bigint)
@@ -41,7 +41,7 @@ from json_to_recordset(cast(:chunks as json)) as k(dataid text, generation bigin
         where c.datasetid = :datasetid and c.dataid = k.dataid and c.generation = k.generation offset 0) as f;
 
 -- name: holders
--- The runs that hold some chunks of some jobs.
+-- The runs that have claimed some chunks of some jobs.
 select k.dataid, k.jobid, c.runid
 from json_to_recordset(cast(:chunks as json)) as k(dataid text, jobid text)
     cross join lateral (

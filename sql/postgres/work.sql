@@ -1,15 +1,15 @@
 -- name: listen
--- Be told when chunks can be claimed, as long as this connection lasts.
+-- Get notices when chunks can be claimed, as long as this connection lasts.
 listen odf_claimable;
 
 -- name: listening
--- Let those who make chunks claimable know that somebody listens: `send_notice` looks for this lock.
+-- Show that somebody listens: `send_notice` checks this lock.
 select pg_advisory_lock_shared(hashtextextended(current_schema(), 79644));
 
 -- name: outlook
--- Of each of some jobs: how many chunks it may claim (counted up to :most; of one that reads today, only today's), whether
--- more are still to be judged, how many claims there are, how many of those are runs' of Dagster and how many `odf work`'s,
--- seconds until a retry and until a lease ends, and what its dials say.
+-- For each of some jobs: how many chunks it may claim (counted up to :most; if it reads `today`, only today's), whether
+-- more have to be judged, how many claims it has, how many of those belong to Dagster runs and to `odf work`,
+-- seconds until a retry and until a lease ends, and its dials.
 select j.jobid,
        (select count(*) from (
            select 1 from pending p

@@ -1,5 +1,5 @@
 -- name: begin
--- A worker is at work, until its lease is over: that of its job's policy, if there is one.
+-- Record that a worker is at work until its lease ends: that of its job's policy, if there is one.
 insert into worker as w (owner, runid, jobid, started, heartbeat, lease_end)
 select :owner, :runid, :jobid, now(), now(), now() + coalesce(p.lease_seconds, :lease) * interval '1 second'
 from (select) as always left join jobpolicy p on p.jobid = :jobid
@@ -9,7 +9,7 @@ on conflict (owner) do update
 returning extract(epoch from lease_end - heartbeat);
 
 -- name: beat
--- Renew a worker's lease, unless it was given up for lost.
+-- Renew a worker's lease, unless it was declared lost.
 update worker w
 set heartbeat = now(), lease_end = now() + interval '1 second' * coalesce(
         (select p.lease_seconds from jobpolicy p where p.jobid = w.jobid), :lease)
@@ -17,14 +17,14 @@ where w.owner = :owner
 returning extract(epoch from lease_end - heartbeat);
 
 -- name: lost_runs
--- Runs of which no worker is left: one that is alive keeps its run alive.
+-- Runs without a live worker.
 select runid from worker
 group by runid having max(lease_end) < now() - :grace * interval '1 second'
 order by runid;
 
 -- name: claims
--- The live claims of a run, kept from others until they are settled. It soon gives up on a claim that
--- somebody keeps locked, to try again.
+-- The live claims of a run, locked until they are settled. It soon gives up on a claim that somebody
+-- else keeps locked, and tries again.
 with stamp as materialized (select set_config('lock_timeout', '200ms', true) as patience)
 select c.jobid, c.dataid, c.generation, c.owner, c.losses + 1, coalesce(p.max_losses, :max_losses)
 from stamp cross join claim c left join jobpolicy p on p.jobid = c.jobid

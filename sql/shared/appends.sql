@@ -1,5 +1,5 @@
 -- name: committed
--- How long a file was with all that is committed, and the batch that was committed last.
+-- The length of a file with everything committed, and the batch that was committed last.
 select length, batch from csvfile where journal = :journal;
 
 -- name: is_last
@@ -7,11 +7,11 @@ select length, batch from csvfile where journal = :journal;
 select 1 from csvfile where journal = :journal and batch = :batch;
 
 -- name: shift
--- What lies behind bytes that were replaced has moved.
+-- Move the recorded positions behind replaced bytes.
 update csvpart set start = start + :by where journal = :journal and start >= :start;
 
 -- name: commit
--- A file is this long with all that is committed.
+-- Record the length of a file with everything committed.
 insert into csvfile (journal, location, length, batch) values (:journal, :location, :length, :batch)
 on conflict (journal) do update
     set location = excluded.location, length = excluded.length, batch = excluded.batch;

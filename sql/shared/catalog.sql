@@ -1,5 +1,5 @@
 -- name: datasets
--- Every registered dataset, with all columns that its table has.
+-- Every registered dataset, with all columns of the table.
 select * from dataset order by datasetid;
 
 -- name: jobs
@@ -9,11 +9,11 @@ where jobid is not null
 order by jobid, itemtype, datasetid, itemvalue;
 
 -- name: policies
--- The dials of every job that has some.
+-- The dials of every job that sets any.
 select * from jobpolicy order by jobid;
 
 -- name: produced
--- The datasets of which there are chunks, in as many steps as there are datasets, not chunks.
+-- The datasets that have chunks; takes a step per dataset, not per chunk.
 with recursive seen(datasetid) as (
     select min(datasetid) from datastatus
     union all

@@ -1,16 +1,16 @@
 -- name: disown
--- Void a claim but remember its attempts and losses.
+-- Void a claim, but keep its attempts and losses.
 update claim set owner = null, lease_end = null, heartbeat = null, retry_at = null,
     losses = :losses, interruptions = 0
 where jobid = :jobid and dataid = :dataid;
 
 -- name: give_back
--- Void a claim with which nothing was begun, if it is still this generation's and this owner's.
+-- Void a claim whose work hasn't begun, if generation and owner still match.
 update claim set owner = null, lease_end = null, heartbeat = null, retry_at = null, attempts = attempts - 1
 where jobid = :jobid and dataid = :dataid and generation = :generation and owner = :owner;
 
 -- name: interrupt
--- Void a claim whose work was interrupted, if it is still ours: how often that happened in a row.
+-- Void a claim whose work was interrupted, if it is still ours; returns how often in a row that happened.
 update claim set owner = null, lease_end = null, heartbeat = null, retry_at = null,
     attempts = attempts - 1, interruptions = interruptions + 1
 where jobid = :jobid and dataid = :dataid and generation = :generation and owner = :owner
@@ -26,13 +26,13 @@ delete from datastatus where jobid = :jobid and dataid = :dataid and locktype = 
 
 -- name: settle_outputs
 -- Move the outputs of one generation from a named status to another.
--- RESUBMIT forgets the generation: no data of it counts, and a late worker finds no row that is still its own.
+-- RESUBMIT clears the generation: its data doesn't count, and a late worker finds no row of its own.
 update datastatus set status = cast(:status as varchar(20)), modified = current_timestamp,
     generation = case when cast(:status as varchar(20)) = 'RESUBMIT' then null else generation end
 where jobid = :jobid and dataid = :dataid and locktype = 'OUT' and status = :was and generation = :generation;
 
 -- name: plan
--- What a job reads, writes and sets; how many jobs write each dataset; the dials that its claims mind.
+-- What a job reads, writes and sets; how many jobs write each dataset; the dials that limit its claims.
 select distinct j.itemtype, j.datasetid, j.itemvalue,
     case when j.itemtype = 'OUT' then (
         select count(distinct o.jobid) from job o where o.itemtype = 'OUT' and o.datasetid = j.datasetid)
@@ -41,7 +41,7 @@ select distinct j.itemtype, j.datasetid, j.itemvalue,
 from job j left join jobpolicy p on p.jobid = j.jobid where j.jobid = :jobid;
 
 -- name: versions
--- Which version the tables are of, and which programs may claim: read once per connection.
+-- The version of the tables, and the oldest program that may claim: read once per connection.
 select name, value from dataflow_meta where name in ('version', 'oldest_client', 'schema');
 
 -- name: store
@@ -53,18 +53,18 @@ select value from dataflow_meta where name = 'store';
 select datasetid, how from changed_input where jobid = :jobid and dataid = :dataid order by datasetid;
 
 -- name: losses
--- A claim that is still this generation's and this owner's, as one more that was lost.
+-- Count a claim as lost once more, if generation and owner still match.
 select c.jobid, c.dataid, c.generation, c.owner, c.losses + 1, coalesce(p.max_losses, :max_losses)
 from claim c left join jobpolicy p on p.jobid = c.jobid
 where c.jobid = :jobid and c.dataid = :dataid and c.generation = :generation and c.owner = :owner;
 
 -- name: outcome
--- How the outputs of one generation stand: what a worker asks that lost its connection while settling.
+-- The statuses of one generation's outputs, for a worker that lost its connection while settling.
 select distinct status from datastatus
 where jobid = :jobid and dataid = :dataid and locktype = 'OUT' and generation = :generation;
 
 -- name: adopt
--- The live claims of an owner: what a worker took just before it lost its connection.
+-- The live claims of an owner: those that a worker took just before it lost its connection.
 select c.dataid, c.generation, c.attempts, coalesce(p.lease_seconds, :lease), p.time_limit
 from claim c left join jobpolicy p on p.jobid = c.jobid
 where c.jobid = :jobid and c.owner = :owner;

@@ -3,7 +3,7 @@
 select * from dataset where datasetid is not null order by datasetid;
 
 -- name: live
--- The claims that somebody has in hand, whether or not they wrote of themselves lately.
+-- The live claims, with or without a recent heartbeat.
 select c.generation, c.dataid, c.jobid, c.started from claim c where c.owner is not null;
 
 -- name: producers
@@ -11,7 +11,7 @@ select c.generation, c.dataid, c.jobid, c.started from claim c where c.owner is 
 select distinct jobid from job where itemtype = 'OUT' and datasetid = :datasetid and jobid is not null;
 
 -- name: located
--- Where the chunks of a dataset are, that is, the last production of each and those that are being read.
+-- Where the chunks of a dataset are: the last production of each, and those that are being read.
 select f.dataid, f.generation, f.location
 from chunkfact f
 where f.datasetid = :datasetid and f.location is not null

@@ -1,5 +1,5 @@
 -- name: unpack
--- Record that a packed chunk has a directory, if it is READY, of this generation, and nobody has claimed it.
+-- Record that a packed chunk has a directory, if it is READY with this generation and nobody has claimed it.
 update chunkfact set location = :location, bytes = :bytes
 where datasetid = :datasetid and dataid = :dataid and generation = :generation
   and location in (:was, :location)
@@ -13,6 +13,6 @@ where datasetid = :datasetid and dataid = :dataid and generation = :generation
         and ((s.locktype = 'OUT' and s.status <> 'READY') or (s.locktype = 'IN' and s.status = 'RUNNING')));
 
 -- name: resize
--- Record how many bytes a chunk has after it was rewritten.
+-- Record the size of a chunk after it was rewritten.
 update chunkfact set bytes = :bytes
 where datasetid = :datasetid and dataid = :dataid and generation = :generation;

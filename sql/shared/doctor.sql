@@ -1,5 +1,5 @@
 -- name: probe
--- Write a row that the transaction takes back.
+-- Write a row in a transaction that is rolled back.
 insert into datastatus (datasetid, jobid, dataid, locktype, status)
 values ('odf doctor', 'odf doctor', 'odf doctor', 'OUT', 'PENDING');
 
@@ -8,12 +8,12 @@ values ('odf doctor', 'odf doctor', 'odf doctor', 'OUT', 'PENDING');
 select distinct jobid from job where itemtype = 'OUT' and jobid is not null order by jobid;
 
 -- name: size
--- How many rows there are to compare.
+-- How many rows have to be compared.
 select count(*) from datastatus;
 
 -- name: ahead
--- Work that began or was renewed after :soon, and leases and retries that are due after :far; and how many seconds the
--- job's policy gives them.
+-- Work that began or was renewed after :soon, and leases and retries that are due after :far; and how many
+-- seconds the job's policy allows.
 select 'lease', c.jobid, c.dataid, c.generation, c.owner, c.lease_end, p.lease_seconds
 from claim c left join jobpolicy p on p.jobid = c.jobid
 where c.owner is not null and (c.started > :soon or c.heartbeat > :soon or c.lease_end > :far)
@@ -28,7 +28,7 @@ where w.heartbeat > :soon or w.lease_end > :far
 order by 1, 2, 3;
 
 -- name: packs
--- How many READY chunks of each dataset are in a pack, which a version before wrote.
+-- How many READY chunks of each dataset are in a pack, written by an earlier version.
 select f.datasetid, count(*)
 from chunkfact f
 where f.location like '%/_packs/pack-%.parquet#dataid=%'

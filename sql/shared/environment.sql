@@ -1,5 +1,5 @@
 -- name: datasets
--- The datasets of a job, each with all columns of its registration, and whether its chunks have bounds.
+-- The datasets of a job, each with its registration and whether its chunks have bounds.
 select d.*, j.datasetid as "dataflow datasetid", j.itemtype as "dataflow itemtype",
     exists (select 1 from chunkrange r where r.datasetid = j.datasetid) as "dataflow ranged"
 from (select distinct itemtype, datasetid from job
@@ -7,7 +7,7 @@ from (select distinct itemtype, datasetid from job
     left join dataset d on d.datasetid = j.datasetid;
 
 -- name: bounds
--- Where one chunk begins and ends in those datasets of a job that are split by a column.
+-- The bounds of one chunk in those datasets of a job that are split by a column.
 select r.datasetid, r.lower_bound, r.upper_bound
 from chunkrange r
 where r.dataid = :dataid and r.datasetid in (

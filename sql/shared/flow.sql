@@ -7,7 +7,7 @@ select kind, name, origin, dials from origin order by kind, name, origin;
 select count(distinct dataid) from datastatus where datasetid = :datasetid and locktype = 'OUT' and status = 'READY';
 
 -- name: set_dataset
--- Give a dataset these columns and no others.
+-- Set all columns of a dataset; the others become null.
 update dataset set {each column of dataset: column = :column}
 where datasetid = :datasetid;
 

@@ -4,17 +4,17 @@ select distinct jobid, itemtype, datasetid from job
 where itemtype in ('IN', 'OUT') and jobid is not null and datasetid is not null;
 
 -- name: page
--- The next items of a job that came long enough ago, in their order.
+-- The next items of a job that arrived long enough ago, in their order.
 select received, dataid from streamitem
 where jobid = :jobid and received < :before and (received, dataid) > (:received, :dataid)
 order by received, dataid limit :size;
 
 -- name: known
--- What was folded of a job.
+-- The folded items of a job.
 select items, first, last, digest from streamfold where jobid = :jobid;
 
 -- name: note
--- Keep what was folded of a job.
+-- Record the folded items of a job.
 insert into streamfold (jobid, items, first, last, digest)
 values (:jobid, :items, :first, :last, :digest)
 on conflict (jobid) do update
@@ -22,31 +22,31 @@ on conflict (jobid) do update
         folded = current_timestamp;
 
 -- name: within
--- What was folded of a job, if a number lies within it and nothing is known of such a chunk of the job.
+-- The folded items of a job, if a number is among theirs and the job has no such chunk.
 select f.items, f.first, f.last, f.folded from streamfold f
 where f.jobid = :jobid and :number between f.first and f.last
   and not exists (select 1 from datastatus s where s.dataid = :dataid and s.jobid = f.jobid)
   and not exists (select 1 from streamitem i where i.jobid = f.jobid and i.dataid = :dataid);
 
 -- name: of_jobs
--- What was folded, by job.
+-- The folded items, by job.
 select jobid, items, first, last, folded from streamfold
 where cast(:which as text) is null or jobid = :which
    or exists (select 1 from job o where o.jobid = streamfold.jobid and o.itemtype = 'OUT' and o.datasetid = :which)
 order by jobid;
 
 -- name: of_dataset
--- Between which numbers items were folded that wrote a dataset.
+-- The ranges of numbers of folded items that wrote a dataset.
 select min(f.first), max(f.last) from streamfold f
 where f.jobid in (select jobid from job where itemtype = 'OUT' and datasetid = :datasetid);
 
 -- name: marks
--- How many items were folded of each job, and what it writes.
+-- How many items of each job were folded, and what the job writes.
 select distinct f.jobid, f.items, j.datasetid
 from streamfold f join job j on j.jobid = f.jobid and j.itemtype = 'OUT' order by f.jobid, j.datasetid;
 
 -- name: forget_keys
--- Forget the keys of posts that came long enough ago and none of whose items is here any more.
+-- Delete the keys of posts that arrived long enough ago and have no items left.
 delete from streamkey
 where received < :forgotten
   and not exists (

@@ -1,9 +1,9 @@
 -- name: unqueue
--- Take a chunk out of the queue first, as every claimer does: whoever comes second waits here.
+-- Take a chunk out of the queue first, as every claimer does: the second one waits here.
 delete from pending where jobid = :jobid and dataid = :dataid;
 
 -- name: holders
--- Who produces a chunk of one of a job's outputs now, and since when.
+-- Who is producing a chunk of one of a job's outputs, and since when.
 select c.owner, cast(c.started as varchar), c.owner from claim c
 where c.jobid = :jobid and c.dataid = :dataid and c.owner is not null
 union all
@@ -14,5 +14,5 @@ from job o
 where o.jobid = :jobid and o.itemtype = 'OUT' and s.locktype = 'OUT' and s.status = 'RUNNING';
 
 -- name: dial
--- For how long a job's claims last, and how long its scripts may take.
+-- How long a job's claims last, and how long its scripts may take.
 select coalesce(max(lease_seconds), :lease), max(time_limit) from jobpolicy where jobid = :jobid;

@@ -1,9 +1,9 @@
 -- name: is_accepted
--- Whether an item is there: what a server asks that lost its connection while accepting it.
+-- Whether an item is stored, for a server that lost its connection while accepting it.
 select 1 from streamitem where jobid = :jobid and dataid = :dataid;
 
 -- name: status
--- How a chunk of a pipeline stands, and what its last run made, or why it didn't.
+-- The status of a pipeline's chunk, and the result of its last run, or why it failed.
 select s.jobid, s.dataid, s.status, s.generation, i.received, s.modified, f.rows, f.location,
        case when s.status not in ('READY', 'RUNNING', 'PENDING') then (
            select e.why from dataevent e
@@ -21,7 +21,7 @@ where s.jobid = :jobid and s.dataid = :dataid and s.locktype = 'OUT'
 order by s.datasetid limit 1;
 
 -- name: failed
--- How many items of a job are FAILED now, found by the failures that history has.
+-- How many items of a job are FAILED now, found through the failures in history.
 select count(*) from (select distinct dataid from dataevent where jobid = :jobid and status_after = 'FAILED') as once
 where exists (
     select 1 from datastatus s
@@ -29,7 +29,7 @@ where exists (
   and (select i.dataid from streamitem i where i.jobid = :jobid and i.dataid = once.dataid) is not null;
 
 -- name: held
--- How many items of a job are on HOLD since they cost too many workers: their claims remember it.
+-- How many items of a job are on HOLD because they crashed too many workers, by their claims' counts.
 select count(*) from claim c
 where c.jobid = :jobid and c.owner is null and c.losses > 0
   and (select i.dataid from streamitem i where i.jobid = :jobid and i.dataid = c.dataid) is not null
@@ -37,11 +37,11 @@ where c.jobid = :jobid and c.owner is null and c.losses > 0
        where s.dataid = c.dataid and s.jobid = :jobid and s.locktype = 'OUT') = 'HOLD';
 
 -- name: running
--- How many chunks of a job are in somebody's hands.
+-- How many chunks of a job are being worked on.
 select count(*) from claim where jobid = :jobid and owner is not null;
 
 -- name: jobs
--- The jobs that take items or have taken some, in as many steps as there are jobs.
+-- The jobs that take items or have taken some; takes a step per job.
 with recursive seen(jobid) as (
     select min(jobid) from streamitem
     union all

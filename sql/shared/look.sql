@@ -1,24 +1,24 @@
 -- name: counts
--- How many chunks each job has made, of each output and status.
+-- How many chunks each job has produced, by output and status.
 select jobid, datasetid, status, count(*) as chunks
 from datastatus
 where locktype = 'OUT' and (cast(:which as text) is null or jobid = :which or datasetid = :which)
 group by jobid, datasetid, status;
 
 -- name: stale
--- How many chunks of each output are READY and made from data that has been replaced since.
+-- How many chunks of each output are stale: READY, but produced from data that was replaced since.
 select jobid, datasetid, count(*) as chunks from stale_chunk
 where cast(:which as text) is null or jobid = :which or datasetid = :which
 group by jobid, datasetid;
 
 -- name: outputs
--- What jobs write, whether or not it has been written yet.
+-- The outputs of jobs, written or not.
 select distinct jobid, datasetid from job
 where itemtype = 'OUT' and jobid is not null and datasetid is not null
   and (cast(:which as text) is null or jobid = :which or datasetid = :which);
 
 -- name: claimable
--- How many chunks each job may claim now; of a job that reads today, only today's.
+-- How many chunks each job may claim now; if it reads `today`, only today's.
 select p.jobid, count(*) as chunks from pending p
 where (cast(:which as text) is null or p.jobid = :which
        or exists (select 1 from job o where o.jobid = p.jobid and o.itemtype = 'OUT' and o.datasetid = :which))
@@ -27,7 +27,7 @@ where (cast(:which as text) is null or p.jobid = :which
 group by p.jobid;
 
 -- name: claims
--- Who runs what, since when, and until when nobody else may have it.
+-- Who runs what, since when, and until when nobody else may claim it.
 select c.jobid, c.dataid, c.generation, c.owner, c.runid, c.started, c.heartbeat, c.lease_end, c.attempts
 from claim c
 where c.owner is not null
@@ -40,7 +40,7 @@ order by c.started, c.jobid, c.dataid;
 select jobid, concurrency, paused_until from jobpolicy;
 
 -- name: squares
--- The outputs of jobs, a row for each chunk, in no order.
+-- The outputs of jobs, a row for each chunk, in no particular order.
 select jobid, datasetid, dataid, status from datastatus
 where locktype = 'OUT' and (cast(:which as text) is null or jobid = :which or datasetid = :which)
 union all
@@ -60,6 +60,6 @@ union all select 1 from datastatus where jobid = :which or datasetid = :which
 limit 1;
 
 -- name: flows
--- From which dataset to which there is a job.
+-- The pairs of datasets that a job connects.
 select distinct i.datasetid, o.datasetid from job i join job o on o.jobid = i.jobid
 where i.itemtype = 'IN' and o.itemtype = 'OUT' and i.datasetid is not null and o.datasetid is not null;

@@ -1,5 +1,5 @@
 -- name: stale
--- The chunks that were made from data that has been replaced since, of a job or of all.
+-- The stale chunks of a job or of all: those produced from data that was replaced since.
 select distinct jobid, dataid from stale_chunk where cast(:jobid as text) is null or jobid = :jobid limit :most;
 
 -- name: edges
@@ -23,16 +23,16 @@ limit 1;
 select 1 from job where jobid = :jobid union all select 1 from datastatus where jobid = :jobid limit 1;
 
 -- name: job_names
--- How the registered jobs are called.
+-- The names of the registered jobs.
 select distinct jobid from job where jobid is not null;
 
 -- name: dataset_names
--- How datasets are called that are registered, or that jobs read or write.
+-- The names of the datasets that are registered, or that jobs read or write.
 select datasetid from dataset where datasetid is not null
 union select datasetid from job where datasetid is not null;
 
 -- name: delete_run
--- Forget a job's own rows of one chunk, unless it is being produced.
+-- Delete a job's own rows of one chunk, unless it is being produced.
 delete from datastatus
 where jobid = :jobid and dataid = :dataid
   and not exists (
@@ -40,5 +40,5 @@ where jobid = :jobid and dataid = :dataid
       where r.jobid = :jobid and r.dataid = :dataid and r.locktype = 'OUT' and r.status = 'RUNNING');
 
 -- name: forget_claim
--- Forget the attempts of a chunk that nobody holds.
+-- Delete the attempts of a chunk that nobody has claimed.
 delete from claim where jobid = :jobid and dataid = :dataid and owner is null;

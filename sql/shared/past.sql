@@ -1,5 +1,5 @@
 -- name: then
--- What was registered at a time: of a job, of a dataset, or of both.
+-- What was registered at a given time: for a job, a dataset, or both.
 select tablename, jobid, datasetid, itemtype, content from registration
 where tablename = :tablename and (cast(:jobid as text) is null or jobid = :jobid)
   and (cast(:datasetid as text) is null or datasetid = :datasetid) and (found = 1 or at <= :at)
@@ -8,12 +8,12 @@ having sum(n) > 0
 order by min(seq);
 
 -- name: changes
--- Everything that came and went of a job's registration, or of a dataset's.
+-- Every change of a job's registration, or of a dataset's.
 select seq, at, tablename, jobid, datasetid, itemtype, n, content, found, who, why from registration
 where (jobid = cast(:jobid as text) or cast(:jobid as text) is null)
   and (datasetid = cast(:datasetid as text) or cast(:datasetid as text) is null)
 order by seq;
 
 -- name: found
--- Since when history knows of registrations that were there before it.
+-- Since when history knows registrations that are older than itself.
 select min(at) from registration where found = 1 and at > :at;

@@ -1,3 +1,3 @@
 -- name: tables
--- Whether the tables are there that pipelines need.
+-- Whether the tables that pipelines need exist.
 select 1 from pipelinestep limit 1;

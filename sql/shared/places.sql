@@ -1,5 +1,5 @@
 -- name: chunks
--- The chunks of a dataset, whoever made them: how they stand, where they were produced, and which are items.
+-- The chunks of a dataset, of any producer: status, location, and which are items.
 select s.dataid, s.generation, f.location, s.status, s.jobid, i.jobid is not null as is_item
 from datastatus s
     left join streamitem i on i.jobid = s.jobid and i.dataid = s.dataid

@@ -1,5 +1,5 @@
 -- name: holder
--- The chunk that was published last in the place of all others of its dataset, unless a person holds it.
+-- The chunk that last replaced all others of its dataset, unless a person holds it.
 select f.dataid, f.jobid, f.location from chunkfact f
 where f.datasetid = :datasetid and f.replaces
   and exists (
@@ -17,6 +17,6 @@ where s.datasetid = :datasetid and s.locktype = 'OUT' and s.status = 'READY'
 order by f.generation desc limit 1;
 
 -- name: began
--- When a chunk was first known, as a number that grows; and whether it is an item.
+-- When a chunk was first recorded, as a growing number; and whether it is an item.
 select (select min(e.seq) from dataevent e where e.dataid = :dataid and e.datasetid = :datasetid),
        (select count(*) from streamitem i where i.jobid = :jobid and i.dataid = :dataid);

@@ -1,5 +1,5 @@
 -- name: inputs
--- What a claim consumes: the generation that it locked of each input, and what is known of it.
+-- What a claim consumes: the generation that it locked of each input, and the facts about it.
 select s.datasetid, s.generation, f.location, f.rows, f.fingerprint, f.validated
 from (select distinct datasetid from job where jobid = :jobid and itemtype = 'IN') as j
     join datastatus s on s.datasetid = j.datasetid and s.jobid = :jobid and s.dataid = :dataid
@@ -8,7 +8,7 @@ from (select distinct datasetid from job where jobid = :jobid and itemtype = 'IN
 where s.locktype = 'IN';
 
 -- name: outputs
--- How the outputs of a job stand for one chunk, whoever made them, and what is known of them.
+-- The statuses of a job's outputs for one chunk, of any producer, and the facts about them.
 select s.datasetid, s.jobid, s.status, s.generation, f.location, f.rows, f.bytes, f.fingerprint, f.inputs,
        f.schema, f.validated, f.checks, f.metadata, f.code
 from (select distinct datasetid from job where jobid = :jobid and itemtype = 'OUT') as j
@@ -18,7 +18,7 @@ from (select distinct datasetid from job where jobid = :jobid and itemtype = 'OU
 where s.locktype = 'OUT';
 
 -- name: note_invalid
--- What is known of a chunk that failed its checks.
+-- Record the facts about a chunk that failed its checks.
 insert into chunkfact (datasetid, dataid, generation, jobid, location, rows, bytes, fingerprint, validated, checks, schema,
                        metadata, code)
 values (:datasetid, :dataid, :generation, :jobid, :location, :rows, :bytes, :fingerprint, :validated, :checks, :schema,
@@ -26,13 +26,13 @@ values (:datasetid, :dataid, :generation, :jobid, :location, :rows, :bytes, :fin
 on conflict (datasetid, dataid, generation) do nothing;
 
 -- name: note_schema
--- Remember with which schema a chunk was read that others have put there.
+-- Record the schema with which a chunk written by others was read.
 insert into chunkfact (datasetid, dataid, generation, schema)
 values (:datasetid, :dataid, :generation, :schema)
 on conflict (datasetid, dataid, generation) do update set schema = excluded.schema where chunkfact.schema is null;
 
 -- name: known_schema
--- The schema of the chunk of a dataset that was published or read last, without this one.
+-- The schema of the dataset's chunk that was published or read last, except this one.
 select f.dataid, f.schema from chunkfact f
     join datastatus s
         on s.datasetid = f.datasetid and s.dataid = f.dataid and coalesce(s.generation, 0) = f.generation
@@ -41,7 +41,7 @@ where f.datasetid = :datasetid and f.dataid <> :dataid and f.schema is not null
 order by f.generation desc, f.at desc limit 1;
 
 -- name: last_rows
--- How many rows the chunks of a dataset had that were published last, without this one.
+-- The row counts of the dataset's chunks that were published last, except this one.
 select f.dataid, f.rows from chunkfact f
     join datastatus s on s.datasetid = f.datasetid and s.dataid = f.dataid and s.generation = f.generation
 where f.datasetid = :datasetid and f.dataid <> :dataid and f.rows is not null
@@ -49,7 +49,7 @@ where f.datasetid = :datasetid and f.dataid <> :dataid and f.rows is not null
 order by f.generation desc limit :most;
 
 -- name: last_schema
--- The schema of the chunk of a dataset that was published last, without this one.
+-- The schema of the dataset's chunk that was published last, except this one.
 select f.dataid, f.schema from chunkfact f
     join datastatus s on s.datasetid = f.datasetid and s.dataid = f.dataid and s.generation = f.generation
 where f.datasetid = :datasetid and f.dataid <> :dataid and f.schema is not null

@@ -29,19 +29,19 @@ update job set itemvalue = :value, modified = current_timestamp
 where jobid = :jobid and itemtype = :variable and (itemvalue is null or itemvalue <> :value);
 
 -- name: remove_job
--- Forget what a job reads, writes and sets.
+-- Delete what a job reads, writes and sets.
 delete from job where jobid = :jobid;
 
 -- name: remove_variables
--- Forget what a job sets.
+-- Delete what a job sets.
 delete from job where jobid = :jobid and itemtype not in ('IN', 'OUT');
 
 -- name: remove_policy
--- Forget a job's dials.
+-- Delete a job's dials.
 delete from jobpolicy where jobid = :jobid;
 
 -- name: remove_dataset
--- Forget where a dataset is.
+-- Delete a dataset's registration.
 delete from dataset where datasetid = :datasetid;
 
 -- name: users
@@ -56,30 +56,30 @@ from (select distinct r.jobid from job r join job w on w.datasetid = r.datasetid
 order by i.jobid;
 
 -- name: chunks
--- How many chunks a job has made, or a dataset has, of each status.
+-- How many chunks a job has produced, or a dataset has, of each status.
 select datasetid, status, count(*) from datastatus
 where locktype = 'OUT'
   and (jobid = cast(:jobid as text) or (cast(:jobid as text) is null and datasetid = :datasetid))
 group by datasetid, status order by datasetid, status;
 
 -- name: live_claims
--- How many chunks of a job are held, and by whom for one.
+-- How many chunks of a job are claimed, and one of their owners.
 select count(*), min(owner) from claim where jobid = :jobid and owner is not null;
 
 -- name: add_policy
--- A row whose dials can be turned.
+-- Add a row of dials.
 insert into jobpolicy (jobid) values (:jobid) on conflict (jobid) do nothing;
 
 -- name: set_{dial}
--- Turn one dial of a job: a statement for each.
+-- Set one dial of a job: a statement for each dial.
 update jobpolicy set {dial} = :value, modified = current_timestamp where jobid = :jobid;
 
 -- name: note_origin
--- Remember who declares a dataset or a job.
+-- Record who declares a dataset or a job.
 insert into origin (kind, name, origin, who, revision) values (:kind, :name, :origin, :who, :revision)
 on conflict (kind, name, origin) do update set
     who = excluded.who, at = excluded.at, revision = excluded.revision;
 
 -- name: forget_origins
--- Forget who declared a dataset or a job.
+-- Delete the record of who declares a dataset or a job.
 delete from origin where kind = :kind and name = :name;

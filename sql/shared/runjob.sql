@@ -1,9 +1,9 @@
 -- name: left
--- How many chunks of a job could be claimed; of one that reads today, only today's.
+-- How many chunks of a job could be claimed; if it reads `today`, only today's.
 select count(*) from pending where jobid = :jobid and (cast(:today as text) is null or dataid = :today);
 
 -- name: awaited
--- What a job's other chunks wait for: claims in other hands, retries, and those who read what is to be made again.
+-- What a job's other chunks wait for: other workers' claims, retries, and readers of what is to be produced again.
 select
     (select count(*) from claim c where c.jobid = :jobid and c.owner is not null),
     (select count(*) from claim c where c.jobid = :jobid and c.owner is null and c.retry_at is not null),

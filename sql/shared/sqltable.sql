@@ -3,7 +3,7 @@
 select * from {table};
 
 -- name: columns
--- None of its rows, for the names of its columns.
+-- No rows, only the names of the columns.
 select * from {table} where 1 = 0;
 
 -- name: empty
@@ -11,17 +11,17 @@ select * from {table} where 1 = 0;
 delete from {table};
 
 -- name: create
--- A table that isn't there yet.
+-- Create a table.
 create table {table} ({columns});
 
 -- name: save
--- From here on, what one chunk writes.
+-- Begin the writes of one chunk.
 savepoint odf_part;
 
 -- name: undo
--- It can't be written: the others can.
+-- Undo the writes of one chunk, which failed; the other chunks' stay.
 rollback to savepoint odf_part;
 
 -- name: keep
--- It is written.
+-- Keep the writes of one chunk.
 release savepoint odf_part;

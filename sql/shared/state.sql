@@ -1,11 +1,11 @@
 -- name: rows
--- The rows of one chunk of a dataset, whoever made or reads it.
+-- The rows of one chunk of a dataset, of all producers and readers.
 select datasetid, jobid, locktype, status, modified, generation
 from datastatus where datasetid = :datasetid and dataid = :dataid
 order by jobid;
 
 -- name: events
--- The last change of each of those rows, until now or until a moment in the past.
+-- The last change of each of those rows, until now or until a time in the past.
 select e.datasetid, e.jobid, e.locktype, e.status_after, e.at, e.generation, e.who, e.why
 from (select d.*, row_number() over (partition by d.jobid order by d.seq desc) as nth
       from dataevent d
@@ -15,7 +15,7 @@ where e.nth = 1
 order by e.jobid;
 
 -- name: facts
--- What is known of every generation of the chunk.
+-- The facts about every generation of the chunk.
 select datasetid, generation, jobid, location, rows, bytes, fingerprint, validated, checks, at, inputs
 from chunkfact
 where datasetid = :datasetid and dataid = :dataid and (cast(:now as integer) = 1 or at <= :at)
@@ -37,7 +37,7 @@ select distinct jobid from job
 where itemtype = 'OUT' and datasetid = :datasetid and jobid is not null order by jobid;
 
 -- name: making
--- Which jobs are making something of the chunk, now or at a moment in the past.
+-- Which jobs are working on the chunk, now or at a time in the past.
 select s.jobid from datastatus s
 where cast(:now as integer) = 1 and s.dataid = :dataid and s.locktype = 'OUT' and s.status = 'RUNNING'
 union

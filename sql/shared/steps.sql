@@ -1,5 +1,5 @@
 -- name: runs_of_chunk
--- The newest runs of one chunk: those that have steps, and the one by which it is FAILED.
+-- The newest runs of one chunk: those with steps, and the one that left it FAILED.
 select dataid, generation from pipelinestep where jobid = :jobid and dataid = :dataid
 union
 select dataid, generation from datastatus
@@ -7,7 +7,7 @@ where jobid = :jobid and dataid = :dataid and locktype = 'OUT' and status = 'FAI
 order by generation desc limit :limit;
 
 -- name: runs_of_job
--- The newest runs of a pipeline: those that have steps, and those by which chunks are FAILED.
+-- The newest runs of a pipeline: those with steps, and those that left chunks FAILED.
 select * from (
     select dataid, generation from pipelinestep where jobid = :jobid
     group by generation, dataid order by generation desc, dataid desc limit :limit) as begun
@@ -26,21 +26,21 @@ select * from pipelinestep
 where jobid = :jobid and dataid = :dataid and generation = :generation order by step;
 
 -- name: end_of_run
--- How a run ended that didn't make its chunk READY, and why.
+-- The end of a run whose chunk didn't become READY, and why.
 select status_after as status, at as ended, why as reason from dataevent
 where dataid = :dataid and jobid = :jobid and locktype = 'OUT' and generation = :generation
   and status_before = 'RUNNING' and status_after <> 'READY'
 order by seq desc limit 1;
 
 -- name: page_of_steps
--- Where the next so many steps end, in the order of runs; none if there are fewer.
+-- The end of the next page of steps, in the order of runs; none if the page isn't full.
 select jobid, generation, dataid from pipelinestep
 where (jobid, generation, dataid) > (:first_job, :first_number, :first)
   and (cast(:jobid as text) is null or jobid = :jobid)
 order by jobid, generation, dataid limit 1 offset :size;
 
 -- name: count_steps
--- How many steps are to go: of runs that are over, and all of whose steps are old enough.
+-- How many steps to delete: of ended runs whose steps are all old enough.
 select count(*) from pipelinestep p
 where (cast(:jobid as text) is null or p.jobid = :jobid)
   and not exists (
@@ -52,7 +52,7 @@ where (cast(:jobid as text) is null or p.jobid = :jobid)
       where s.dataid = p.dataid and s.jobid = p.jobid and s.generation = p.generation and s.status = 'RUNNING');
 
 -- name: remove_steps
--- Remove a page of them.
+-- Delete a page of them.
 delete from pipelinestep as p
 where (p.jobid, p.generation, p.dataid) > (:first_job, :first_number, :first)
   and (:last_page or (p.jobid, p.generation, p.dataid) <= (:last_job, :last_number, :last))
@@ -66,14 +66,14 @@ where (p.jobid, p.generation, p.dataid) > (:first_job, :first_number, :first)
       where s.dataid = p.dataid and s.jobid = p.jobid and s.generation = p.generation and s.status = 'RUNNING');
 
 -- name: page_of_items
--- Where the next so many items that have a payload end, in the order of their key; none if there are fewer.
+-- The end of the next page of items with a payload, in the order of their key; none if the page isn't full.
 select jobid, dataid from streamitem
 where payload is not null and (jobid, dataid) > (:first_job, :first)
   and (cast(:jobid as text) is null or jobid = :jobid)
 order by jobid, dataid limit 1 offset :size;
 
 -- name: count_items
--- How many payloads are to go: of items that are READY, or of which nothing is known any more.
+-- How many payloads to delete: of items that are READY or not known any more.
 select count(*) from streamitem i
 where i.payload is not null and i.received < :before and (cast(:jobid as text) is null or i.jobid = :jobid)
   and not exists (
@@ -81,7 +81,7 @@ where i.payload is not null and i.received < :before and (cast(:jobid as text) i
       where s.dataid = i.dataid and s.jobid = i.jobid and coalesce(s.status, '') <> 'READY');
 
 -- name: remove_items
--- Remove the payloads of a page of them.
+-- Delete the payloads of a page of them.
 update streamitem as i set payload = null
 where i.payload is not null and (i.jobid, i.dataid) > (:first_job, :first)
   and (:last_page or (i.jobid, i.dataid) <= (:last_job, :last))
@@ -91,14 +91,14 @@ where i.payload is not null and (i.jobid, i.dataid) > (:first_job, :first)
       where s.dataid = i.dataid and s.jobid = i.jobid and coalesce(s.status, '') <> 'READY');
 
 -- name: page_of_keys
--- Where the next so many keys end; none if there are fewer.
+-- The end of the next page of keys; none if the page isn't full.
 select jobid, idempotency from streamkey
 where (jobid, idempotency) > (:first_job, :first)
   and (cast(:jobid as text) is null or jobid = :jobid)
 order by jobid, idempotency limit 1 offset :size;
 
 -- name: count_keys
--- How many keys are to go: old ones, none of whose items will have a payload after this cleaning.
+-- How many keys to delete: old ones, none of whose items will have a payload after this cleaning.
 select count(*) from streamkey k
 where k.received < :forgotten and (cast(:jobid as text) is null or k.jobid = :jobid)
   and not exists (
@@ -110,7 +110,7 @@ where k.received < :forgotten and (cast(:jobid as text) is null or k.jobid = :jo
             where s.dataid = i.dataid and s.jobid = i.jobid and coalesce(s.status, '') <> 'READY')));
 
 -- name: remove_keys
--- Forget a page of them.
+-- Delete a page of them.
 delete from streamkey as k
 where (k.jobid, k.idempotency) > (:first_job, :first)
   and (:last_page or (k.jobid, k.idempotency) <= (:last_job, :last))

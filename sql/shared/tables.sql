@@ -7,7 +7,7 @@
 {column} >= :lower and {column} < :upper
 
 -- name: remainder
--- The same by remainder, which has the sign of a negative number in it.
+-- The same by remainder, which is negative for a negative number.
 {column} % :modulus in (:lower, :lower - :modulus)
 
 -- name: rows
@@ -15,15 +15,15 @@
 select * from {table} where {chunk};
 
 -- name: count
--- How many they are.
+-- How many rows the chunk has.
 select count(*) from {table} where {chunk};
 
 -- name: some
--- Whether there are any.
+-- Whether the chunk has any rows.
 select 1 from {table} where {chunk} limit 1;
 
 -- name: delete
--- Remove them, to write them anew.
+-- Delete the rows of a chunk before writing its new ones.
 delete from {table} where {chunk};
 
 -- name: insert

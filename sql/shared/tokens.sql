@@ -1,5 +1,5 @@
 -- name: put
--- Let items be sent to a pipeline by whoever has this token, and no other.
+-- Accept items for a pipeline with this token, and with no other.
 insert into streamtoken (jobid, hash) values (:jobid, :hash)
 on conflict (jobid) do update set hash = excluded.hash, created = current_timestamp;
 
@@ -8,5 +8,5 @@ on conflict (jobid) do update set hash = excluded.hash, created = current_timest
 select hash from streamtoken where jobid = :jobid;
 
 -- name: drop
--- Let nobody send items to a pipeline.
+-- Accept no items for a pipeline.
 delete from streamtoken where jobid = :jobid;

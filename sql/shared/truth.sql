@@ -12,6 +12,6 @@ select dataid from datastatus where datasetid = :datasetid and locktype = 'OUT'
 order by modified desc nulls last limit :limit;
 
 -- name: page
--- The next chunks of a dataset that somebody made, or is to make.
+-- The next chunks of a dataset that were produced, or are to be.
 select distinct dataid from datastatus
 where datasetid = :datasetid and dataid > :after and locktype = 'OUT' order by dataid limit :most;

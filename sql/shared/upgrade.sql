@@ -1,10 +1,10 @@
 -- name: stamp
--- Remember the version of the tables, and that its triggers are there. Run with the number in the place of :version.
+-- Record the version of the tables, and that its triggers exist. :version is replaced by the number.
 insert into dataflow_meta (name, value) values ('version', ':version'), ('schema', ':version')
 on conflict (name) do update set value = excluded.value;
 
 -- name: remember
--- Begin the history of rows that were there before history was.
+-- Begin the history of rows that are older than the history.
 insert into dataevent (datasetid, jobid, dataid, locktype, status_after, generation, who, why)
 select s.datasetid, s.jobid, s.dataid, s.locktype, s.status, s.generation, 'odf init', 'found on init'
 from datastatus s
@@ -19,7 +19,7 @@ where not exists (select 1 from dataevent e where e.dataid = s.dataid and e.data
 limit 1;
 
 -- name: record
--- Tell history of what was registered while its triggers weren't there.
+-- Record in history what was registered while its triggers were missing.
 insert into registration (tablename, jobid, datasetid, itemtype, n, content, found, who, why)
 select u.tablename, u.jobid, u.datasetid, u.itemtype, u.n, u.content,
        case when exists (

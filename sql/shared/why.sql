@@ -1,9 +1,9 @@
 -- name: live
--- How many chunks of a job are being run, and by whom for one.
+-- How many chunks of a job are running, and one of their owners.
 select count(*), min(owner) from claim where jobid = :jobid and owner is not null;
 
 -- name: live_then
--- How many chunks of a job were being run at a moment in the past, and who had claimed one.
+-- How many chunks of a job were running at a time in the past, and one of their owners.
 select count(distinct e.dataid), min(e.who) from dataevent e
 where e.jobid = :jobid and e.locktype = 'OUT' and e.status_after = 'RUNNING' and e.at <= :at
   and not exists (
@@ -20,7 +20,7 @@ select concurrency, paused_until from jobpolicy where jobid = :jobid;
 select count(*) from pending where jobid = :jobid;
 
 -- name: size
--- How many rows of the job's datasets there are, counted up to :most.
+-- How many rows the job's datasets have, counted up to :most.
 select count(*) from (
     select 1 from datastatus s
     where s.datasetid in (
@@ -31,7 +31,7 @@ select count(*) from (
     limit :most) as counted;
 
 -- name: examples
--- Some chunks of a job: one of each status of its outputs, and a few that it hasn't made.
+-- Some chunks of a job: one of each status of its outputs, and a few that it hasn't produced.
 select min(s.dataid) from datastatus s
 where s.jobid = :jobid and s.locktype = 'OUT'
   and s.datasetid in (select j.datasetid from job j where j.jobid = :jobid and j.itemtype = 'OUT')
@@ -46,9 +46,9 @@ select dataid from (
     limit :few) as unmade;
 
 -- name: chunks
--- Every chunk that a job could know of, by the first thing that stands in its way: how many there are of
--- each kind, and the first few of them. Nothing in the way is ''. `versioned`: the datasets whose place keeps a version
--- for their readers, each between `=`.
+-- Every chunk that a job could know of, by its first obstacle ('' is none): how many there are of each
+-- kind, and the first few of them. `versioned`: the datasets whose place keeps a version for its readers,
+-- each between `=`.
 with item as (
     select itemtype, datasetid from job
     where cast(:now as integer) = 1 and jobid = :jobid and itemtype in ('IN', 'OUT') and datasetid is not null

@@ -1,19 +1,19 @@
 -- name: end
--- A worker is done.
+-- A worker has ended.
 delete from worker where owner = :owner;
 
 -- name: end_run
--- The workers of a run that is over are gone.
+-- All workers of a run have ended, since the run has.
 delete from worker where runid = :runid;
 
 -- name: runs
--- The runs that hold claims, or that are at work: a run that is over leaves nothing here.
+-- The runs that hold claims or are at work: an ended run leaves nothing here.
 select runid from claim where owner is not null and runid is not null
 union
 select runid from worker
 order by 1;
 
 -- name: close
--- Give up a claim, if it is still this generation's.
+-- Release a claim, if its generation still matches.
 delete from claim
 where jobid = :jobid and dataid = :dataid and generation = :generation and owner is not null;

@@ -5,7 +5,7 @@ from json_each(:dataids) as asked cross join csvpart p on p.dataid = asked.value
 order by p.generation;
 
 -- name: add
--- Keep where the bytes of chunks are.
+-- Record where the bytes of chunks are.
 insert into csvpart (dataid, journal, generation, jobid, start, length, digest)
 select value ->> 'dataid', :journal, value ->> 'generation', :jobid, value ->> 'start', value ->> 'length',
        value ->> 'digest'
@@ -14,7 +14,7 @@ on conflict (dataid, journal, generation) do update
     set start = excluded.start, length = excluded.length, digest = excluded.digest;
 
 -- name: forget_older
--- Forget what newer bytes of the same chunks have taken the place of.
+-- Delete records that newer bytes of the same chunks have replaced.
 delete from csvpart
 where dataid in (select value ->> 'dataid' from json_each(:parts)) and journal = :journal
   and generation < (

@@ -1,5 +1,5 @@
 -- name: anything_pending
--- Whether a job has anything to claim, or may soon have: what an idle worker asks.
+-- Whether a job has anything to claim, or may soon have: an idle worker polls this.
 select 1 from pending where jobid = :jobid and (:only is null or dataid = :only)
 union all select 1 from fill where jobid = :jobid limit 1;
 
@@ -18,17 +18,17 @@ select case when p.paused_until > strftime('%Y-%m-%d %H:%M:%f', 'now') then 0
 from (select 1) left join jobpolicy p on p.jobid = :jobid;
 
 -- name: pick
--- The next chunks of a job: first those to be made again, then the natural order.
+-- The next chunks of a job: first those to be produced again, then in natural order.
 select dataid from pending
 where jobid = :jobid and (:only is null or dataid = :only)
 order by rank, sortkey, dataid limit :free;
 
 -- name: next_generation
--- A number that no claim has had.
+-- A new generation.
 update generation set last = last + 1 returning last;
 
 -- name: open
--- Write a claim, over whatever was left of an earlier one.
+-- Write a claim over the remains of an earlier one.
 insert into claim (jobid, dataid, generation, owner, runid, started, heartbeat, lease_end)
 values (:jobid, :dataid, :generation, :owner, :runid, strftime('%Y-%m-%d %H:%M:%f', 'now'),
         strftime('%Y-%m-%d %H:%M:%f', 'now'),
@@ -40,7 +40,7 @@ on conflict (jobid, dataid) do update
 returning attempts;
 
 -- name: hold
--- Lock an input chunk for this job: only one that is available, and that nobody rewrites.
+-- Lock an input chunk for this job, if it is available and nobody is rewriting it.
 insert into datastatus (datasetid, jobid, dataid, locktype, status, modified, generation)
 select :datasetid, :jobid, :dataid, 'IN', 'RUNNING', strftime('%Y-%m-%d %H:%M:%f', 'now'), max(r.generation)
 from (
@@ -56,7 +56,7 @@ on conflict (datasetid, jobid, dataid) do update
           and r.effect in ('free', 'consumed'));
 
 -- name: lock
--- Take an output chunk: one that doesn't exist yet, or that may be made again.
+-- Lock an output chunk that doesn't exist yet, or that may be produced again.
 insert into datastatus (datasetid, jobid, dataid, locktype, status, modified, generation)
 values (:datasetid, :jobid, :dataid, 'OUT', 'RUNNING', strftime('%Y-%m-%d %H:%M:%f', 'now'), :generation)
 on conflict (datasetid, jobid, dataid) do update
@@ -67,22 +67,22 @@ on conflict (datasetid, jobid, dataid) do update
           and r.effect in ('free', 'again'));
 
 -- name: rejudge
--- Judge again the first pending chunks of a job, whose rows didn't bear them out.
+-- Judge again the first pending chunks of a job, whose rows turned out not to be claimable.
 insert into judge (jobid, dataid)
 select jobid, dataid from pending
 where jobid = :jobid and (:only is null or dataid = :only)
 order by rank, coalesce(sortkey, naturalkey(dataid)), dataid limit :k;
 
 -- name: judge
--- Judge one chunk of a job.
+-- Judge whether one chunk of a job may be claimed.
 insert into judge (jobid, dataid) values (:jobid, :dataid);
 
 -- name: close
--- Give up a claim, if it is still this generation's and this owner's.
+-- Release a claim, if generation and owner still match.
 delete from claim where jobid = :jobid and dataid = :dataid and generation = :generation and owner = :owner;
 
 -- name: consumed
--- The generations of the inputs that a chunk was made from.
+-- The generations of the inputs that a chunk was produced from.
 select case when count(*) > 0 then json_group_object(datasetid, generation) end from (
     select datasetid, generation from datastatus
     where jobid = :jobid and dataid = :dataid and locktype = 'IN' order by datasetid);
@@ -94,13 +94,13 @@ update datastatus set status = :status, modified = strftime('%Y-%m-%d %H:%M:%f',
 where jobid = :jobid and dataid = :dataid and locktype = 'OUT' and status = :was and generation = :generation;
 
 -- name: ready
--- The outputs of a claim are complete.
+-- Mark the outputs of a claim as READY.
 update datastatus set status = 'READY', modified = strftime('%Y-%m-%d %H:%M:%f', 'now')
 where jobid = :jobid and dataid = :dataid and locktype = 'OUT' and status = 'RUNNING' and generation = :generation
 returning datasetid;
 
 -- name: note
--- What is known of a produced chunk.
+-- Record the facts about a produced chunk.
 insert into chunkfact (datasetid, dataid, generation, jobid, inputs, location, rows, bytes, fingerprint,
                        validated, checks, schema, replaces, metadata, code)
 values (:datasetid, :dataid, :generation, :jobid, :inputs, :location, :rows, :bytes, :fingerprint,
@@ -108,26 +108,26 @@ values (:datasetid, :dataid, :generation, :jobid, :inputs, :location, :rows, :by
 on conflict (datasetid, dataid, generation) do nothing;
 
 -- name: verdict
--- Whether a failed claim may be tried again, and after how long.
+-- Whether a failed claim may be retried, and after how long.
 select :at_once or c.attempts < coalesce(p.max_attempts, 1) and :may_retry,
     case when :at_once then 0 else coalesce(p.retry_delay, 0) end
 from claim c left join jobpolicy p on p.jobid = c.jobid
 where c.jobid = :jobid and c.dataid = :dataid and c.generation = :generation and c.owner = :owner;
 
 -- name: retry
--- Remember the attempts of a chunk that will be tried again.
+-- Record the attempts of a chunk that will be retried.
 update claim set owner = null, lease_end = null, heartbeat = null, interruptions = 0,
     retry_at = case when :delay > 0 then strftime('%Y-%m-%d %H:%M:%f', 'now', :delay || ' seconds') end
 where jobid = :jobid and dataid = :dataid and generation = :generation;
 
 -- name: heartbeat
--- Renew the lease of a claim that is still its owner's.
+-- Renew the lease of a claim that still belongs to its owner.
 update claim set heartbeat = strftime('%Y-%m-%d %H:%M:%f', 'now'),
     lease_end = strftime('%Y-%m-%d %H:%M:%f', 'now', :lease || ' seconds')
 where jobid = :jobid and dataid = :dataid and generation = :generation and owner = :owner;
 
 -- name: alive
--- Whether a claim holds: nobody has settled it, and its lease isn't over.
+-- Whether a claim is valid: nobody has settled it, and its lease hasn't ended.
 select 1 from claim
 where jobid = :jobid and dataid = :dataid and generation = :generation and owner is not null
   and lease_end > strftime('%Y-%m-%d %H:%M:%f', 'now');
@@ -143,7 +143,7 @@ where c.owner is not null and c.lease_end < strftime('%Y-%m-%d %H:%M:%f', 'now')
 order by c.jobid, c.dataid;
 
 -- name: due_retries
--- Failed chunks whose delay is over.
+-- Failed chunks whose retry delay is over.
 select jobid, dataid, generation from claim
 where owner is null and retry_at <= strftime('%Y-%m-%d %H:%M:%f', 'now') and (:jobid is null or jobid = :jobid)
 order by jobid, dataid;

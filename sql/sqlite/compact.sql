@@ -1,5 +1,5 @@
 -- name: chunks
--- Every row of some chunks of a dataset, and what is known of the generation that it names.
+-- Every row of some chunks of a dataset, and the facts about its generation.
 select s.dataid, s.jobid, s.locktype, s.status, s.generation, f.location
 from json_each(:dataids) k
     cross join datastatus s on s.dataid = k.value and s.datasetid = :datasetid

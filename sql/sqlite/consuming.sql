@@ -4,7 +4,7 @@ update pending set sortkey = naturalkey(dataid) where jobid = :jobid and rank in
 
 -- name: heads
 -- The items of a job that would be claimed next, how often each lost its worker, and whether any of the
--- first chunks is no item.
+-- first chunks isn't an item.
 select p.dataid, coalesce(c.losses, 0), exists(
     select 1 from (select dataid from pending where jobid = :jobid order by rank, sortkey, dataid limit :k) as first
     where not exists (select 1 from streamitem i where i.jobid = :jobid and i.dataid = first.dataid))

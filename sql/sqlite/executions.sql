@@ -1,5 +1,5 @@
 -- name: latest
--- The newest change of some outputs: what made it, who and why.
+-- The newest change of some outputs: which execution made it, who and why.
 select k.value ->> 'dataid', k.value ->> 'jobid', e.execution, e.who, e.why
 from json_each(:chunks) k join dataevent e on e.seq = (
     select d.seq from dataevent d
@@ -7,13 +7,13 @@ from json_each(:chunks) k join dataevent e on e.seq = (
       and d.locktype = 'OUT' order by d.seq desc limit 1);
 
 -- name: changes
--- What an execution did last to the outputs of a job, the newest first.
+-- An execution's last changes of the outputs of a job, the newest first.
 select datasetid, dataid, status_before, status_after, generation, (julianday(at) - 2440587.5) * 86400, who, why
 from dataevent where execution = :execution and jobid = :jobid and locktype = 'OUT'
 order by seq desc limit :most;
 
 -- name: earlier
--- Outputs of a job that aren't READY since before changes told their execution.
+-- Outputs of a job that aren't READY because of changes from before executions were recorded.
 select s.datasetid, s.dataid, null, s.status, s.generation, (julianday(e.at) - 2440587.5) * 86400, e.who, e.why
 from datastatus s join dataevent e on e.seq = (
     select d.seq from dataevent d

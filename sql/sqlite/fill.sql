@@ -1,16 +1,16 @@
 -- name: place
--- How far the judging of a queued job has come, which input it walks, and the next dataset if it walks what it makes.
+-- How far the judging of a queued job has come: the input that it walks, or the next dataset among its outputs.
 select f.datasetid, f.producer, f.dataid,
        (select min(datasetid) from job where jobid = f.jobid and itemtype = 'IN' and datasetid <> 'today'),
        (select min(datasetid) from job where jobid = f.jobid and itemtype = 'OUT' and datasetid > f.datasetid)
 from fill f where f.jobid = :jobid;
 
 -- name: waiting
--- The next chunks that are pending: each is judged again.
+-- The next pending chunks: each is judged again.
 select '', dataid, 1 from pending where jobid = :jobid and dataid > :after order by dataid limit :most;
 
 -- name: inputs
--- The next rows of an input, and whether each may be claimed and isn't pending.
+-- The next rows of an input, and whether each may be claimed but isn't pending.
 select s.jobid, s.dataid, s.locktype is 'OUT' and s.status is 'READY' and s.dataid <> '' and s.jobid <> :jobid
     and not exists (select 1 from pending p where p.jobid = :jobid and p.dataid = s.dataid)
     and not exists (
@@ -22,7 +22,7 @@ where s.datasetid = :datasetid and (s.jobid, s.dataid) > (:producer, :after)
 order by s.jobid, s.dataid limit :most;
 
 -- name: outputs
--- The next rows of what a job makes, and whether each may be claimed and isn't pending.
+-- The next rows of a job's outputs, and whether each may be claimed but isn't pending.
 select s.jobid, s.dataid, s.locktype is 'OUT' and s.status in ('PENDING', 'RESUBMIT', 'RERUN') and s.dataid <> ''
     and not exists (select 1 from pending p where p.jobid = :jobid and p.dataid = s.dataid)
 from datastatus s
@@ -30,13 +30,13 @@ where s.datasetid = :datasetid and s.jobid = :jobid and s.dataid > :after
 order by s.dataid limit :most;
 
 -- name: move
--- Remember how far it has come.
+-- Record how far the judging has come.
 update fill set datasetid = :datasetid, producer = :producer, dataid = :after where jobid = :jobid;
 
 -- name: end
--- All is judged.
+-- Record that all chunks are judged.
 delete from fill where jobid = :jobid;
 
 -- name: awaited
--- Nobody is waited for: one writer at a time.
+-- Nobody: a transaction is the only writer.
 select null where false;

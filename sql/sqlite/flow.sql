@@ -1,5 +1,5 @@
 -- name: dials
--- The dials of every job that has some.
+-- The dials of every job that sets any.
 select jobid, {each dial: dial},
        case when paused_until >= '9999-01-01' then 'forever'
             else coalesce(strftime('%Y-%m-%dT%H:%M:%SZ', paused_until), paused_until) end as pause
@@ -12,18 +12,18 @@ select value ->> 'datasetid', {each column of dataset: value ->> 'column'}
 from json_each(:rows);
 
 -- name: add_items
--- Write what jobs read, write and set, at once, so that what is claimable is judged once.
+-- Write what jobs read, write and set in one statement, so that claimable chunks are computed once.
 insert into job (jobid, itemtype, datasetid, itemvalue, modified)
 select value ->> 'jobid', value ->> 'itemtype', value ->> 'datasetid', value ->> 'itemvalue',
        strftime('%Y-%m-%d %H:%M:%f', 'now')
 from json_each(:items);
 
 -- name: remove_items
--- Forget what jobs read, write and set.
+-- Delete what jobs read, write and set.
 delete from job where jobid in (select value from json_each(:jobids));
 
 -- name: note_origins
--- Remember who declares datasets and jobs.
+-- Record who declares datasets and jobs.
 insert into origin (kind, name, origin, who, revision, dials)
 select value ->> 'kind', value ->> 'name', :origin, :who, :revision, value ->> 'dials'
 from json_each(:rows)
@@ -32,17 +32,17 @@ on conflict (kind, name, origin) do update set
     who = excluded.who, at = excluded.at, revision = excluded.revision, dials = excluded.dials;
 
 -- name: disown
--- Let only one origin keep datasets and jobs.
+-- Delete all origins of datasets and jobs but one.
 delete from origin as o where o.origin <> :origin and exists (
     select 1 from json_each(:rows) where value ->> 'kind' = o.kind and value ->> 'name' = o.name);
 
 -- name: add_policies
--- Rows of jobs whose dials can be turned.
+-- Add rows of dials for jobs.
 insert into jobpolicy (jobid) select value from json_each(:jobids) where true
 on conflict (jobid) do nothing;
 
 -- name: claimable
--- How many chunks a job with these inputs and outputs could claim, as the statuses are now.
+-- How many chunks a job with these inputs and outputs could claim, given the current statuses.
 select count(*) from (
     select s.dataid from datastatus s
     where s.datasetid in (select value from json_each(:inputs))

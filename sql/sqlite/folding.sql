@@ -1,9 +1,9 @@
 -- name: turn
--- One writer at a time: there is nobody to wait for.
+-- Nothing to do: a transaction is the only writer.
 select 1;
 
 -- name: outputs
--- What the jobs of a chain have made of some items, as far as it is READY and old enough.
+-- What the jobs of a chain produced from some items, as far as it is READY and old enough.
 select s.dataid, s.jobid, s.datasetid, s.generation, f.rows, f.bytes, f.fingerprint, f.location
 from (select value as dataid from json_each(:dataids)) as page
     cross join (select value ->> 'jobid' as jobid, value ->> 'datasetid' as datasetid from json_each(:pairs)) as pair
@@ -14,8 +14,8 @@ where s.locktype = 'OUT' and s.status = 'READY' and f.at < :before
 order by s.dataid, s.jobid, s.datasetid;
 
 -- name: unsettled
--- Those of some items that something keeps from being folded: a row of the chain that isn't READY, a claim, an
--- output whose input was replaced, or the fact that tells what a replaced file holds.
+-- Those of some items that can't be folded: because of a row of the chain that isn't READY, a claim, an
+-- output whose input was replaced, or the fact that describes a replaced file.
 select page.dataid from (select value as dataid from json_each(:dataids)) as page
 where exists (
         select 1 from datastatus s
@@ -37,35 +37,35 @@ where exists (
               where n.datasetid = f.datasetid and n.replaces and n.generation > f.generation));
 
 -- name: remove_outputs
--- Remove the READY outputs of items that are folded; a trigger removes their history.
+-- Delete the READY outputs of folded items; a trigger deletes their history.
 delete from datastatus
 where dataid in (select value from json_each(:dataids))
   and jobid in (select value from json_each(:jobids)) and locktype = 'OUT' and status = 'READY'
   and datasetid in (select value from json_each(:datasetids));
 
 -- name: remove_reads
--- Remove what the Java program has left of its reading of them.
+-- Delete the IN rows that the Java program left for them.
 delete from datastatus
 where dataid in (select value from json_each(:dataids))
   and jobid in (select value from json_each(:jobids)) and locktype = 'IN' and status = 'DONE';
 
 -- name: remove_facts
--- Remove what was known of them.
+-- Delete the facts about them.
 delete from chunkfact
 where dataid in (select value from json_each(:dataids)) and datasetid in (select value from json_each(:datasetids));
 
 -- name: remove_steps
--- Remove what their runs have printed.
+-- Delete what their runs printed.
 delete from pipelinestep
 where dataid in (select value from json_each(:dataids)) and jobid in (select value from json_each(:jobids));
 
 -- name: remove_parts
--- Remove where their rows are in files.
+-- Delete the positions of their rows in files.
 delete from csvpart
 where dataid in (select value from json_each(:dataids)) and jobid in (select value from json_each(:jobids));
 
 -- name: remove_items
--- Remove the items themselves.
+-- Delete the items themselves.
 delete from streamitem where jobid = :jobid and dataid in (select value from json_each(:dataids));
 
 -- name: free
@@ -74,9 +74,9 @@ select (c.page_count - f.freelist_count) * s.page_size, f.freelist_count * s.pag
 from pragma_page_count() c cross join pragma_freelist_count() f cross join pragma_page_size() s;
 
 -- name: shrink
--- Write the file anew without what is free in it.
+-- Rewrite the file without its free space.
 vacuum;
 
 -- name: cut_log
--- Move what is in the write-ahead log to the file, and cut the log: a vacuum leaves the whole file in it.
+-- Move the write-ahead log into the file, and truncate the log: a vacuum leaves the whole file in it.
 pragma wal_checkpoint(truncate);

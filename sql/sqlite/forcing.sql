@@ -1,13 +1,13 @@
 -- name: take_turns
--- SQLite has one writer at a time: it is this one's turn already.
+-- Nothing to do: a transaction is the only writer.
 select :datasetid;
 
 -- name: number
--- A generation that no claim has had.
+-- A new generation.
 update generation set last = last + 1 returning last;
 
 -- name: claim
--- Claim one chunk, unless somebody holds it.
+-- Claim one chunk, unless somebody has claimed it.
 insert into claim (jobid, dataid, generation, owner, started, heartbeat, lease_end)
 values (:jobid, :dataid, :generation, :owner, strftime('%Y-%m-%d %H:%M:%f', 'now'),
         strftime('%Y-%m-%d %H:%M:%f', 'now'), strftime('%Y-%m-%d %H:%M:%f', 'now', :lease || ' seconds'))
@@ -19,7 +19,7 @@ on conflict (jobid, dataid) do update
 returning generation, attempts;
 
 -- name: lock
--- Lock inputs and outputs of a chunk, whatever they are now: only a RUNNING output is left alone.
+-- Lock inputs and outputs of a chunk, whatever their statuses, except a RUNNING output.
 insert into datastatus (datasetid, jobid, dataid, locktype, status, modified, generation)
 select i.datasetid, :jobid, :dataid, i.itemtype, 'RUNNING', strftime('%Y-%m-%d %H:%M:%f', 'now'),
        case when i.itemtype = 'OUT' then :generation else (

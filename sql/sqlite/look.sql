@@ -9,7 +9,7 @@ order by length(dataid), dataid, datasetid, jobid
 limit coalesce(:limit, -1);
 
 -- name: counts
--- How many chunks each job has made, of each output and status. In the order of the primary key nothing is sorted.
+-- How many chunks each job has made, of each output and status. In the order of the primary key, nothing has to be sorted.
 with output as materialized (
     select datasetid, jobid, count(*) as chunks, count(case when status = 'READY' then 1 end) as ready,
            count(case when status = 'PENDING' then 1 end) as pending
@@ -27,7 +27,7 @@ where o.chunks > o.ready + o.pending and s.locktype = 'OUT' and s.status is not 
 group by s.jobid, s.datasetid, s.status;
 
 -- name: sample
--- Some of the squares: of each output of each job as large a part as :rates says, but all whose status is in :rare.
+-- Some of the squares: a share of each output of each job, by :rates, but all whose status is in :rare.
 with rate as materialized (
     select value ->> 'jobid' as jobid, value ->> 'datasetid' as datasetid,
            cast((value ->> 'rate') * 4611686018427387904.0 as integer) as most

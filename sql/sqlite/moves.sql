@@ -1,5 +1,5 @@
 -- name: failed
--- The chunks that failed, of a job or of all, since a time or ever.
+-- The chunks that failed, of a job or of all, since a given time or ever.
 select distinct jobid, dataid from datastatus
 where locktype = 'OUT' and status in ('FAILED', 'ERROR') and (:jobid is null or jobid = :jobid)
   and (:since is null or modified >= :since)
@@ -12,13 +12,13 @@ from json_each(:dataids) as k cross join datastatus s on s.dataid = k.value
 where s.locktype = 'OUT' and s.jobid in (select value from json_each(:jobids));
 
 -- name: produced
--- The OUT rows of a dataset for some chunks, whoever produced them.
+-- The OUT rows of a dataset for some chunks, of any producer.
 select s.jobid, s.datasetid, s.dataid, s.status
 from json_each(:dataids) as k cross join datastatus s on s.dataid = k.value and s.datasetid = :datasetid
 where s.locktype = 'OUT';
 
 -- name: move
--- Move OUT rows from the status that was seen to another: a row that changed since stays as it is.
+-- Move OUT rows from the status that was read to another; a row that changed since stays unchanged.
 update datastatus
 set status = k.value ->> 'status_after'
 from json_each(:rows) as k
@@ -34,7 +34,7 @@ from json_each(:rows) where true
 on conflict (datasetid, jobid, dataid) do nothing;
 
 -- name: generations
--- As many numbers, as JSON, as no claim has had.
+-- New generations, as JSON.
 update generation set last = last + :count
 returning (
     with recursive number(value) as (
@@ -42,7 +42,7 @@ returning (
     select json_group_array(value) from number);
 
 -- name: before_hold
--- What held rows were, by history: '' is absent, UNKNOWN is a row that was held when history began.
+-- The earlier statuses of held rows, from history: '' is absent, UNKNOWN was held when history began.
 select k.jobid, k.datasetid, k.dataid,
        case when e.seq is null or (e.who = 'odf init' and e.why = 'found on init') then 'UNKNOWN'
             else coalesce(e.status_before, '') end
@@ -62,7 +62,7 @@ select owner, strftime('%Y-%m-%d %H:%M:%S UTC', started), strftime('%Y-%m-%d %H:
 from claim where jobid = :jobid and dataid = :dataid and owner is not null;
 
 -- name: unclaimed
--- What is RUNNING without a claim, since when, and whether that is longer than :age seconds.
+-- Chunks that are RUNNING without a claim, since when, and whether that is longer than :age seconds.
 select jobid, datasetid, dataid, status, strftime('%Y-%m-%d %H:%M:%S UTC', at),
        coalesce(julianday(at) < julianday('now') - :age / 86400.0, true)
 from (

@@ -11,7 +11,7 @@ select case when p.paused_until > strftime('%Y-%m-%d %H:%M:%f', 'now') then p.pa
 from (select 1) left join jobpolicy p on p.jobid = :jobid;
 
 -- name: some
--- A few chunks of a job: those that changed last among the newest changes of all jobs, and those that have FAILED.
+-- A few chunks of a job: those that changed last among the newest changes of all jobs, and FAILED ones.
 select dataid from (
     select e.dataid, min(e.nth) as nth
     from (select datasetid, dataid, row_number() over (order by seq desc) as nth from dataevent

@@ -7,7 +7,7 @@ where p.jobid = :jobid
 order by p.rank, coalesce(p.sortkey, naturalkey(p.dataid)), p.dataid limit 1;
 
 -- name: claim_items
--- Claim chunks that nobody else knows of yet.
+-- Claim new chunks, which nobody else can know yet.
 insert into claim (jobid, dataid, generation, owner, started, heartbeat, lease_end)
 select :jobid, value ->> 'dataid', value ->> 'generation', :owner, strftime('%Y-%m-%d %H:%M:%f', 'now'),
        strftime('%Y-%m-%d %H:%M:%f', 'now'), strftime('%Y-%m-%d %H:%M:%f', 'now', :lease || ' seconds')

@@ -1,5 +1,5 @@
--- The tables of OpenDataFlow on SQLite: those of PostgreSQL. Idempotent: every `odf init` runs it, to make what is missing.
--- migrations/ brings older tables here; what happens when rows change is in triggers.sql.
+-- The tables of OpenDataFlow on SQLite, as on PostgreSQL. Idempotent: every `odf init` runs it, to create what is
+-- missing. migrations/ upgrades older tables to this; what happens when rows change is in triggers.sql.
 
 create table if not exists dataset (
     datasetid text, hostname text, database text, schemaname text, tablename text, username text,
@@ -45,7 +45,7 @@ create table if not exists claim (
     primary key (jobid, dataid)
 );
 
--- A step of a Dagster run that is at work, whether or not it holds a claim at the moment.
+-- A step of a Dagster run that is at work, with or without a claim.
 create table if not exists worker (
     owner text primary key, runid text not null, jobid text not null,
     started text not null, heartbeat text not null, lease_end text not null
@@ -67,20 +67,20 @@ create table if not exists chunkrange (
     primary key (datasetid, dataid)
 );
 
--- The sort key is filled in by the claimers: SQLite has no function for it that every writer shares.
+-- Claimers fill in the sort key: SQLite has no function for it that every writer shares.
 create table if not exists pending (
     jobid text not null, dataid text not null, rank integer not null, sortkey text,
     primary key (jobid, dataid)
 ) without rowid;
 create index if not exists pending_in_order on pending (jobid, rank, sortkey, dataid);
 
--- Jobs whose part of `pending` is still to be judged, chunk by chunk, and how far that has come.
+-- Jobs whose part of `pending` has to be judged, chunk by chunk, and how far that has come.
 create table if not exists fill (
     jobid text primary key,
     datasetid text not null default '', producer text not null default '', dataid text not null default ''
 ) without rowid;
 
--- `execution`: what made the change, such as one `odf run`; only changes of outputs have it.
+-- `execution`: what made the change, such as one `odf run`; only changes of outputs have one.
 create table if not exists dataevent (
     seq integer primary key autoincrement,
     at text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now')),
@@ -92,7 +92,7 @@ create index if not exists dataevent_by_chunk on dataevent (dataid, datasetid);
 create index if not exists dataevent_of_failures on dataevent (jobid, dataid) where status_after = 'FAILED';
 create index if not exists dataevent_by_execution on dataevent (execution, jobid) where execution is not null;
 
--- What each transformation of a pipeline's run did, for people: nothing is decided by it.
+-- The result of each transformation in a pipeline's runs: for people, it decides nothing.
 create table if not exists pipelinestep (
     jobid text not null, dataid text not null, generation integer not null, step integer not null,
     transformation text not null, status text not null, started text, ended text, rows integer,
@@ -101,7 +101,7 @@ create table if not exists pipelinestep (
 );
 create index if not exists pipelinestep_by_run on pipelinestep (jobid, generation, dataid);
 
--- An item that came over HTTP: a chunk of its job whose data is here. The payload goes when it is cleaned.
+-- An item that came over HTTP: a chunk of its job, with its data. `odf history clean` deletes the payload.
 create table if not exists streamitem (
     jobid text not null, dataid text not null, payload text, idempotency text,
     received text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now')),
@@ -111,7 +111,7 @@ create index if not exists streamitem_kept on streamitem (jobid, dataid) where p
 create index if not exists streamitem_by_key on streamitem (jobid, idempotency) where idempotency is not null;
 create index if not exists streamitem_by_age on streamitem (jobid, received, dataid);
 
--- What a client's Idempotency-Key was answered, and for which payloads.
+-- The answer to a client's Idempotency-Key, and a digest of its payloads.
 create table if not exists streamkey (
     jobid text not null, idempotency text not null, digest text not null, dataids text not null,
     received text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now')),
@@ -123,28 +123,28 @@ create table if not exists streamtoken (
     created text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now'))
 );
 
--- Items that are finished and were folded, by job: how many, between which numbers, and a digest chained over what
--- each had made. They have no other row any more.
+-- Finished items that were folded, by job: how many, their first and last number, and a digest chained over their
+-- results. They have no other rows any more.
 create table if not exists streamfold (
     jobid text primary key, items integer not null, first integer not null, last integer not null, digest text not null,
     folded text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now'))
 );
 
--- A CSV file that is appended to, by the number of the journal beside it: how long it is with all that is committed.
+-- A CSV file with appended rows, by the number of the journal beside it: its length with everything committed.
 create table if not exists csvfile (
     journal text primary key, location text not null, length integer not null, batch text not null
 );
 
--- The bytes that a claim has appended to it; they go when their item is folded.
+-- The bytes that a claim has appended to it; the row is deleted when its item is folded.
 create table if not exists csvpart (
     dataid text not null, journal text not null, generation integer not null, jobid text not null,
     start integer not null, length integer not null, digest text not null,
     primary key (dataid, journal, generation)
 ) without rowid;
 
--- What is registered, as it comes and goes: `n` rows of `dataset`, `job` or `jobpolicy` with this content came, or went if
--- it is negative. Its sum over rows of one content tells how many there were at a time. `found`: it was there before
--- history was, since when nobody knows.
+-- The history of registrations: `n` rows of `dataset`, `job` or `jobpolicy` with this content were added, or removed if
+-- `n` is negative. The sum of `n` up to a time says how many there were. `found`: the registration is older than this
+-- history, and nobody knows by how much.
 create table if not exists registration (
     seq integer primary key, at text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now')),
     tablename text not null, jobid text, datasetid text, itemtype text,
@@ -153,8 +153,8 @@ create table if not exists registration (
 create index if not exists registration_by_job on registration (jobid);
 create index if not exists registration_by_dataset on registration (datasetid);
 
--- Who declares a dataset or a job: `flow:NAME` or `project:NAME`. One may have several; what was typed by hand has none.
--- `dials`: those that a flow sets, as a JSON list; one that it no longer sets is reset.
+-- Who declares a dataset or a job: `flow:NAME` or `project:NAME`. There may be several; one typed by hand has none.
+-- `dials`: those that a flow sets, as a JSON list; a dial that it no longer sets is reset.
 create table if not exists origin (
     kind text not null, name text not null, origin text not null,
     who text, at text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now')), revision text, dials text,
@@ -162,13 +162,13 @@ create table if not exists origin (
 );
 
 -- `version`: of these tables. `oldest_client`: an older program takes no new claim, but settles those that it has.
--- `schema`: whose triggers.sql ran last. The `odf init` of version 3 knows of this row only and writes '3' into it, so
--- that another number than `version` tells that an older program has rewritten functions and triggers.
+-- `schema`: the version whose triggers.sql ran last. The `odf init` of version 3 knows only this row and writes '3' into
+-- it, so a number other than `version` shows that an older program has rewritten functions and triggers.
 create table if not exists dataflow_meta (name text primary key, value text not null);
 insert into dataflow_meta (name, value) values ('oldest_client', '3') on conflict (name) do nothing;
--- Which store it is: what it writes beside the data says so. Made once.
+-- The store's id, which notes beside the data mention. Created once.
 insert into dataflow_meta (name, value) values ('store', lower(hex(randomblob(16)))) on conflict (name) do nothing;
 
--- Who is writing and why: set at the start of each of our transactions and cleared at its end.
+-- Who is writing and why: set at the start of each of our transactions, and cleared at its end.
 create table if not exists dataflow_context (act text not null, who text, why text, execution text);
 insert into dataflow_context (act) select '' where not exists (select 1 from dataflow_context);

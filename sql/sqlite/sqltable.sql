@@ -1,7 +1,7 @@
 -- name: is_there
--- Whether there is such a table or view.
+-- Whether a table or view exists.
 select 1 from sqlite_master where type in ('table', 'view') and lower(name) = lower(:name);
 
 -- name: look_only
--- Whatever the query is, nothing is written.
+-- Make the connection read-only.
 pragma query_only = 1;

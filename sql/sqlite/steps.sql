@@ -1,5 +1,5 @@
 -- name: record
--- Write what steps did, over what was known of them.
+-- Write the results of steps over earlier records of them.
 insert into pipelinestep (jobid, dataid, generation, step, transformation, status, started, ended, rows,
                           stdout, traceback, reason)
 select value ->> 'jobid', value ->> 'dataid', value ->> 'generation', value ->> 'step',

@@ -1,5 +1,5 @@
 -- What happens when rows of the tables change: the same behaviour as on PostgreSQL, by row triggers.
--- All of the log's consequences hang on dataevent: what history records is what is judged. Idempotent: every
+-- All consequences follow from dataevent: what history records is what is judged. Idempotent: every
 -- `odf init` runs it.
 
 drop view if exists judge;
@@ -9,8 +9,8 @@ drop view if exists changed_input;
 drop view if exists versioned_dataset;
 drop view if exists stale_chunk;
 
--- Datasets whose place keeps a version of a chunk for whoever reads it: where a publish is another version, as
--- spark/object_store.py writes it. Which places these are is told by `is_remote` in opendataflow_dagster/location.py.
+-- Datasets whose place keeps a version of a chunk for its readers, because a publish writes another version: see
+-- spark/object_store.py. `is_remote` in opendataflow_dagster/location.py says which places these are.
 create view versioned_dataset as
 select datasetid from (
     select datasetid, coalesce(nullif(hostname, ''), database) as place from dataset
@@ -21,8 +21,8 @@ where
         or place glob 'wasb://*' or place glob 'adl://*' or place glob 'oss://*' or place glob 'cosn://*'
         or place glob 'obs://*' or place glob 'hdfs://*' or place glob 'webhdfs://*' or place glob 'viewfs://*';
 
--- Every row that matters to a chunk of a job, and what it means for a claim: the rule of opendataflow_dagster/model.py. Who
--- reads the chunk locks it only while it makes something of it: the Java program leaves its IN rows behind.
+-- Every row that matters to a chunk of a job, and what it means for a claim: the rule of opendataflow_dagster/model.py.
+-- An IN row locks the chunk only while its job is working on it: the Java program leaves its IN rows behind.
 create view claim_row as
 select i.jobid, s.dataid, i.itemtype, i.datasetid, s.jobid is i.jobid as own, s.locktype, s.generation,
     case
@@ -54,9 +54,9 @@ select i.jobid, s.dataid, i.itemtype, i.datasetid, s.jobid is i.jobid as own, s.
 from job i join datastatus s on s.datasetid = i.datasetid
 where i.itemtype in ('IN', 'OUT') and i.datasetid <> 'today';
 
--- Inputs that changed since a job locked them: they were published again with other data (or with data of
--- which nobody knows whether it is the same), or they are being made again now. Not those of which the place keeps
--- the version that is read.
+-- Inputs that changed since a job locked them: they were published again with different data (or without a
+-- fingerprint to compare), or they are being produced again now. Except those whose place keeps the version
+-- that is being read.
 create view changed_input as
 select s.jobid, s.dataid, s.datasetid,
        case when exists (
@@ -78,8 +78,8 @@ where s.locktype = 'IN' and s.status = 'RUNNING' and case when
               where b.datasetid = s.datasetid and b.dataid = s.dataid and b.generation = s.generation)) is not true)
     then not exists (select 1 from versioned_dataset v where v.datasetid = s.datasetid) else false end;
 
--- Outputs that are READY and were made from an input that was published again since then, with other data or with
--- data of which nobody knows whether it is the same.
+-- Stale outputs: READY, but produced from an input that was published again since, with different data or without a
+-- fingerprint to compare.
 -- The cross joins keep the order: outputs of one job and dataset by the primary key, and the input of each.
 create view stale_chunk as
 select distinct o.jobid, o.datasetid, o.dataid
@@ -98,7 +98,7 @@ where j.itemtype = 'IN' and j.datasetid <> 'today' and ((
 
 -- "insert into judge" decides again whether a (job, dataid) pair may be claimed.
 create view judge as select null as jobid, null as dataid where false;
--- It deletes first, since a pair that may not be claimed any more must leave the queue. There is one writer at a time,
+-- It deletes first, since a pair that may not be claimed any more must leave the queue. SQLite has one writer at a time,
 -- so nobody sees the queue in between.
 create trigger judge_pair instead of insert on judge begin
     delete from pending where jobid = new.jobid and dataid = new.dataid;
@@ -112,7 +112,7 @@ create trigger judge_pair instead of insert on judge begin
           -- the limit keeps the rule from being compiled once for each of these columns
           from (select * from claim_row where jobid = new.jobid and dataid = new.dataid limit -1)) as c
     where new.dataid <> ''
-      -- no row blocks it; what the job has consumed does, unless it is to be made again
+      -- no row blocks it; a consumed input does, unless the chunk is to be produced again
       and not c.blocked and c.again >= c.consumed
       -- every input is available
       and c.available = (select count(distinct datasetid) from job
@@ -126,9 +126,9 @@ create trigger judge_pair instead of insert on judge begin
           where i.jobid = new.jobid and i.itemtype = 'IN' and o.itemtype = 'OUT');
 end;
 
--- "insert into rebuild" queues a job, to be judged anew. The first chunks are judged at once, so that a small job is
--- claimable whatever program registers it and works on it. Of a large one what is pending stays, to be judged when it is
--- claimed: nobody waits while it is taken away, and nobody until it is there again.
+-- "insert into rebuild" queues a job to be judged again. The first chunks are judged at once, so that a small job is
+-- claimable, whichever program registers it. A large job's pending rows stay, and are judged when they are
+-- claimed: nobody waits while they are deleted and computed again.
 create view rebuild as select null as jobid where false;
 create trigger rebuild_job instead of insert on rebuild begin
     insert into fill (jobid) values (new.jobid)
@@ -152,7 +152,7 @@ create trigger rebuild_job instead of insert on rebuild begin
             limit 500));
 end;
 
--- A claim takes only what is still right while its job is queued: what was pending before may not be.
+-- While its job is queued, a claim takes only chunks that may still be claimed: earlier pending rows may be outdated.
 drop trigger if exists claim_of_queued;
 create trigger claim_of_queued before insert on claim
 when (select act from dataflow_context) = 'claim' and exists (select 1 from fill where jobid = new.jobid)
@@ -189,7 +189,7 @@ begin
       and not (jobid is new.jobid and (select act from dataflow_context) = 'claim');
 end;
 
--- A claim's own job has nothing to judge: its chunk leaves the queue.
+-- A claim's own job needs no judging: its chunk leaves the queue.
 drop trigger if exists event_of_claim;
 create trigger event_of_claim after insert on dataevent
 when new.locktype = 'OUT' and coalesce(new.status_before, '') not in ('RUNNING', 'READY', 'FAILED')
@@ -198,7 +198,7 @@ begin
     delete from pending where jobid = new.jobid and dataid = new.dataid;
 end;
 
--- Who reads a chunk locks it: with its end its producers go on, unless the chunk is there.
+-- A reader locks its chunk: when it ends, the chunk's producers may claim it, unless it is READY.
 drop trigger if exists event_of_reader;
 create trigger event_of_reader after insert on dataevent
 when new.locktype = 'IN' and (new.status_before is 'RUNNING' or new.status_after is 'RUNNING')
@@ -233,9 +233,9 @@ begin
     insert into judge (jobid, dataid) values (new.jobid, new.dataid);
 end;
 
--- What others declare READY (the Java program, a person) gets a number, so that it can be told from what was
--- there before. A chunk that was held and is released keeps the number that it was published with; `outdated` says
--- that the row has the number of an older claim.
+-- What others declare READY (the Java program, a person) gets a generation, so that it differs from what was
+-- there before. A chunk that was held and is released keeps the generation that it was published with; `outdated`
+-- says that the row has the generation of an older claim.
 drop view if exists numbered;
 create view numbered as
 select null as datasetid, null as jobid, null as dataid, null as locktype, null as status, null as outdated where false;
@@ -251,11 +251,11 @@ begin
     select datasetid, dataid, generation, jobid from datastatus
     where datasetid = new.datasetid and jobid = new.jobid and dataid = new.dataid
     on conflict (datasetid, dataid, generation) do nothing;
-    -- The attempts that failed are forgotten, as by our own `finish`.
+    -- Failed attempts are deleted, as by our own `finish`.
     delete from claim where jobid = new.jobid and dataid = new.dataid and owner is null;
 end;
 
--- "insert or replace" fires no delete trigger: history knows of the row that is gone.
+-- "insert or replace" fires no delete trigger: history knows the replaced row.
 drop view if exists replaced;
 create view replaced as select null as datasetid, null as jobid, null as dataid where false;
 create trigger replaced_row instead of insert on replaced
@@ -271,7 +271,7 @@ begin
 end;
 
 -- The triggers of every claim insert by VALUES, into views whose triggers have the condition: for INSERT ... SELECT into
--- what has triggers SQLite makes a temporary table, which costs more than what it does.
+-- something with triggers, SQLite creates a temporary table, which costs more than the insert itself.
 drop trigger if exists datastatus_inserted;
 create trigger datastatus_inserted after insert on datastatus begin
     insert into replaced values (new.datasetid, new.jobid, new.dataid);
@@ -302,7 +302,7 @@ begin
                 coalesce((select who from dataflow_context), 'sql') || ':' || (strftime('%s', 'now') / 10)) end);
 end;
 
--- An item that is folded takes its history along.
+-- A folded item's history is deleted with it.
 drop trigger if exists datastatus_folded;
 create trigger datastatus_folded after delete on datastatus
 when (select act from dataflow_context) = 'fold'
@@ -315,7 +315,7 @@ create trigger datastatus_updated after update on datastatus
 when new.status is not old.status and new.datasetid is old.datasetid and new.jobid is old.jobid
     and new.dataid is old.dataid and new.locktype is old.locktype
 begin
-    -- a number that this change didn't bring is an older claim's, unless the chunk was held and is released
+    -- a generation that this change didn't set is an older claim's, unless the chunk was held and is released
     insert into numbered values (
         new.datasetid, new.jobid, new.dataid, new.locktype, new.status,
         case when new.generation is old.generation and (select act from dataflow_context) = '' then
@@ -340,7 +340,7 @@ begin
                 coalesce((select who from dataflow_context), 'sql') || ':' || (strftime('%s', 'now') / 10)) end);
 end;
 
--- A row that changes its key or its locktype is logged as one lock gone and another come.
+-- A row that changes its key or its locktype is logged as one lock removed and another added.
 drop trigger if exists datastatus_rekeyed;
 create trigger datastatus_rekeyed after update on datastatus
 when new.datasetid is not old.datasetid or new.jobid is not old.jobid
@@ -366,8 +366,8 @@ begin
     where act = '' and old.locktype = 'OUT' and old.status = 'RUNNING';
 end;
 
--- What follows when a person, not we, sends a chunk back or takes it away: whoever still runs it loses
--- its claim and its locks, and the job's other outputs are made again with it.
+-- What follows when a person, not we, resubmits or deletes a chunk: a worker that still runs it loses
+-- its claim and its locks, and the job's other outputs are produced again with it.
 drop view if exists sent_back;
 create view sent_back as select null as jobid, null as dataid, null as again where false;
 create trigger sent_back_chunk instead of insert on sent_back begin
@@ -408,7 +408,7 @@ begin
     insert into sent_back values (old.jobid, old.dataid, false);
 end;
 
--- A change by hand seldom names the columns that tell when, and of which generation.
+-- A change by hand rarely sets the columns for time and generation.
 drop trigger if exists datastatus_refreshed;
 create trigger datastatus_refreshed after update of status on datastatus
 when (select act from dataflow_context) = '' and new.status is not old.status
@@ -442,9 +442,9 @@ begin
     insert into rebuild (jobid) select new.jobid where new.jobid is not null and new.jobid is not old.jobid;
 end;
 
--- What is registered now, with what history keeps of it: of a password only a digest, which has to do with what SQLite
--- has for every writer. It comes last, and the columns in the order of their lists in opendataflow_dagster/model.py:
--- history compares these texts, and another order would be a change of every row.
+-- What is registered now, in the form that history keeps: a digest instead of a password, computed with functions that
+-- SQLite has in every writer. The digest is last, and the columns are in the order of their lists in
+-- opendataflow_dagster/model.py: history compares these texts, and another order would be a change of every row.
 drop view if exists unrecorded;
 drop view if exists registered;
 create view registered as
@@ -462,7 +462,7 @@ union all
 select 'jobpolicy', jobid, null, null, json_patch('{}', json_object({each dial: 'dial', cast(dial as text)}))
 from jobpolicy;
 
--- What of it history doesn't know yet: came (n > 0) or went.
+-- Which registrations history doesn't know yet: added (n > 0) or removed.
 create view unrecorded as
 select tablename, jobid, datasetid, itemtype, content, sum(n) as n
 from (
@@ -472,7 +472,7 @@ from (
 group by tablename, jobid, datasetid, itemtype, content
 having sum(n) <> 0;
 
--- The triggers ask for the rows of one dataset or job, and not of `unrecorded`, for which all of them are read.
+-- The triggers read the rows of one dataset or job, not `unrecorded`, for which all rows are read.
 drop view if exists record_dataset;
 create view record_dataset as select null as datasetid where false;
 create trigger recorded_dataset instead of insert on record_dataset begin

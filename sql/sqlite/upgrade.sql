@@ -11,11 +11,11 @@ select name from pragma_table_info(:name);
 update dataflow_context set act = 'init', who = 'odf init', why = 'found on init';
 
 -- name: rebase
--- The log's order is its own: a copied file needs nothing.
+-- Nothing to do: the log has its own order, which a copied file keeps.
 select 1;
 
 -- name: rebuild
--- Queue every job: what it may claim is computed anew.
+-- Queue every job: its claimable chunks are computed again.
 insert into fill (jobid)
 select distinct jobid from job where itemtype in ('IN', 'OUT') and jobid is not null order by jobid
 on conflict (jobid) do update set datasetid = '', producer = '', dataid = '';

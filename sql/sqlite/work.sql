@@ -1,7 +1,7 @@
 -- name: outlook
--- Of each of some jobs: how many chunks it may claim (counted up to :most; of one that reads today, only today's), whether
--- more are still to be judged, how many claims there are, how many of those are runs' of Dagster and how many `odf work`'s,
--- seconds until a retry and until a lease ends, and what its dials say.
+-- For each of some jobs: how many chunks it may claim (counted up to :most; if it reads `today`, only today's), whether
+-- more have to be judged, how many claims it has, how many of those belong to Dagster runs and to `odf work`,
+-- seconds until a retry and until a lease ends, and its dials.
 select j.jobid,
        (select count(*) from (
            select 1 from pending p
@@ -19,5 +19,5 @@ from (select json_extract(value, '$.jobid') as jobid, json_extract(value, '$.tod
     left join jobpolicy d on d.jobid = j.jobid;
 
 -- name: changes
--- A number that is another one once somebody else has written to the file.
+-- A number that changes when somebody else writes to the file.
 pragma data_version;

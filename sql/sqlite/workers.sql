@@ -1,5 +1,5 @@
 -- name: begin
--- A worker is at work, until its lease is over: that of its job's policy, if there is one.
+-- Record that a worker is at work until its lease ends: that of its job's policy, if there is one.
 insert into worker (owner, runid, jobid, started, heartbeat, lease_end)
 select :owner, :runid, :jobid, strftime('%Y-%m-%d %H:%M:%f', 'now'), strftime('%Y-%m-%d %H:%M:%f', 'now'),
        strftime('%Y-%m-%d %H:%M:%f', 'now', coalesce(p.lease_seconds, :lease) || ' seconds')
@@ -11,7 +11,7 @@ on conflict (owner) do update
 returning (julianday(lease_end) - julianday(heartbeat)) * 86400;
 
 -- name: beat
--- Renew a worker's lease, unless it was given up for lost.
+-- Renew a worker's lease, unless it was declared lost.
 update worker set heartbeat = strftime('%Y-%m-%d %H:%M:%f', 'now'),
     lease_end = strftime('%Y-%m-%d %H:%M:%f', 'now', coalesce(
         (select p.lease_seconds from jobpolicy p where p.jobid = worker.jobid), :lease) || ' seconds')
@@ -19,7 +19,7 @@ where owner = :owner
 returning (julianday(lease_end) - julianday(heartbeat)) * 86400;
 
 -- name: lost_runs
--- Runs of which no worker is left: one that is alive keeps its run alive.
+-- Runs without a live worker.
 select runid from worker
 group by runid having max(lease_end) < strftime('%Y-%m-%d %H:%M:%f', 'now', '-' || :grace || ' seconds')
 order by runid;

@@ -15,12 +15,12 @@ FENCED = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXPLAINED = re.compile(r"`odf ([a-z-]+)|^odf ([a-z-]+)", re.MULTILINE)
 
 
-def test_the_page_of_commands_is_what_the_commands_say() -> None:
+def test_the_page_of_commands_matches_their_help() -> None:
     page = runpy.run_path(str(ROOT / "docs" / "commands.py"))["page"]()
     assert (ROOT / "docs" / "commands.md").read_text() == page, "run `make docs`"
 
 
-def test_the_page_of_codes_and_tables_is_what_the_code_says() -> None:
+def test_the_page_of_codes_and_tables_matches_the_code() -> None:
     page = runpy.run_path(str(ROOT / "docs" / "reference.py"))["page"]()
     assert (ROOT / "docs" / "reference.md").read_text() == page, "run `make docs`"
 
@@ -90,7 +90,7 @@ def test_links_of_the_readme_lead_somewhere() -> None:
         assert (ROOT / target).exists(), target
 
 
-def test_who_posts_to_a_server_that_was_just_started_waits_for_it() -> None:
+def test_examples_that_post_to_a_new_server_retry_until_it_listens() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("examples/*/*.md")]:
         for block in re.findall(FENCED, page.read_text()):
             _, served, then = block.partition("odf serve")
@@ -111,7 +111,7 @@ def test_the_documents_keep_to_the_usual_words() -> None:
 
 
 def test_the_tests_that_the_documents_name_exist() -> None:
-    """Of a row of a table, the last file that was named is meant."""
+    """A name without a file belongs to the last file that its table row names."""
     named = set()
     for page in (ROOT / "docs").rglob("*.md"):
         for row in page.read_text().splitlines():

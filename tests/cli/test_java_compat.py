@@ -71,7 +71,7 @@ def quickstart(utility: Utility) -> None:
         assert utility("dml", statement) == "1 rows affected\n"
 
 
-def test_the_quickstart(utility: Utility) -> None:
+def test_the_quickstart_runs_as_written(utility: Utility) -> None:
     quickstart(utility)
     text = 'echo "running loadbob with dataid $dataid partition of input  $bobin_DATASETID"'
     script("loadbob.sh", text)
@@ -164,7 +164,7 @@ def test_example_4_runs_once_a_day(utility: Utility) -> None:
     assert "validate_datastatus" in utility("jobs")
 
 
-def test_what_is_no_utility_is_told(utility: Utility) -> None:
+def test_an_unknown_utility_is_named_in_the_error(utility: Utility) -> None:
     for words, line in ((["nonsense"], "no such command"), (["SetDataStatus"], "odf ready")):
         with pytest.raises(WrongUse, match=line):
             java_compat.run_utility(words)
@@ -215,7 +215,7 @@ def test_a_chunk_is_forced_in_the_order_of_each_version(utility: Utility) -> Non
     assert json.loads(utility("forcejob", "loadbob"))[0]["dataid"][10] == "T"
 
 
-def test_a_claim_is_given_back_by_its_end(store: Store) -> None:
+def test_odf_end_gives_a_claim_back(store: Store) -> None:
     register(store, "loadbob", ["bobin"], ["bobout"])
     put(store, "bobin", "1.0")
     start(store, "loadbob")
@@ -299,7 +299,7 @@ def test_the_tables_of_h2_are_loaded_and_dumped(store: Store, tmp_path: Path) ->
         ),
     ],
 )
-def test_what_can_not_be_loaded_changes_nothing(
+def test_a_load_that_fails_changes_nothing(
     sqlite_url: str, tmp_path: Path, files: dict[str, str], line: str
 ) -> None:
     store = open_store(sqlite_url)

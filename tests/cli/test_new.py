@@ -36,7 +36,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(("kind", "name"), [("scripts", HOSTILE), ("python", "my shop")])
-def test_what_the_readme_says_makes_every_day_ready(kind: str, name: str) -> None:
+def test_the_commands_of_the_readme_make_every_day_ready(kind: str, name: str) -> None:
     made = odf("new", name, "--kind", kind)
     assert made.exit_code == 0, made.output
     folder = Path(name)
@@ -94,7 +94,7 @@ def test_each_kind_has_a_flow_or_a_project_data_a_readme_and_a_workflow(kind: st
         assert os.access(path, os.X_OK)
 
 
-def test_a_name_that_is_no_flows_name_is_refused_in_a_line() -> None:
+def test_an_invalid_flow_name_is_refused_in_one_line() -> None:
     for name, why in (
         ("a=b", "has a control character or '='"),
         ("a\nb", "has a control character"),
@@ -123,7 +123,7 @@ def test_a_folder_that_holds_anything_is_left_alone() -> None:
     assert files_of(Path("shop")) == {"notes": b"mine"}
 
 
-def test_here_what_is_missing_is_added_and_nothing_is_changed() -> None:
+def test_in_an_existing_folder_only_missing_files_are_added() -> None:
     mine = {"README.md": "mine\n", ".gitignore": "*.pyc\n", "data/sales/2026-03-01.csv": "a,1\n"}
     for name, text in mine.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +146,7 @@ def test_here_what_is_missing_is_added_and_nothing_is_changed() -> None:
     assert files_of(Path()) == before
 
 
-def test_what_a_flow_would_name_and_is_something_else_is_refused() -> None:
+def test_a_file_in_the_way_of_a_new_one_is_refused() -> None:
     Path("jobs.py").write_text("def mine(): ...\n")
     done = odf("new", ".", "--kind", "python")
     assert done.exit_code == 2
@@ -164,7 +164,7 @@ def test_what_a_flow_would_name_and_is_something_else_is_refused() -> None:
     }
 
 
-def test_what_was_killed_is_finished_by_the_next() -> None:
+def test_a_killed_odf_new_is_finished_by_the_next_one() -> None:
     files = list(template("python", Path.cwd().name).items())
     for path, text in files[: len(files) // 2]:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -174,7 +174,7 @@ def test_what_was_killed_is_finished_by_the_next() -> None:
     assert str(files[-1][0]) == "flow.yml"
 
 
-def test_two_at_once_make_one_whole_folder() -> None:
+def test_two_at_once_create_one_complete_folder() -> None:
     line = [sys.executable, "-m", "opendataflow_dagster.cli", "new", ".", "--kind", "scripts"]
     with ThreadPoolExecutor(2) as pool:
         codes = list(pool.map(lambda _: subprocess.run(line, timeout=60).returncode, range(2)))
@@ -231,7 +231,7 @@ def test_a_dagster_project_gets_a_module_beside_its_own(name: str, text: str, ho
     assert not [step for step in steps_of_workflow(workflow) if "pytest " in step]
 
 
-def test_definitions_that_are_built_by_us_already_get_no_others() -> None:
+def test_a_project_that_already_uses_build_definitions_gets_no_second_one() -> None:
     Path("definitions.py").write_text("import dagster as dg\ndefs = build_definitions(dataflow)\n")
     done = odf("new", ".")
     assert 'Give it to your build_definitions: flow="flow.yml".' in done.stderr
@@ -240,7 +240,7 @@ def test_definitions_that_are_built_by_us_already_get_no_others() -> None:
     assert "Give it" not in odf("new", ".").stderr
 
 
-def test_a_folder_without_dagster_is_none_of_its_projects() -> None:
+def test_a_folder_without_dagster_isnt_treated_as_a_dagster_project() -> None:
     for place in ("venv/lib/x.py", ".hidden/x.py", "tests/x.py"):
         Path(place).parent.mkdir(parents=True)
         Path(place).write_text("import dagster\n")

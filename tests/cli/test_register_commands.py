@@ -69,7 +69,7 @@ def test_every_command_has_help_with_an_example(
             assert parameter.help, f"{name} {parameter.name}"
 
 
-def test_a_job_from_registration_to_rerun(odf: Odf, store: Store) -> None:
+def test_a_job_is_registered_run_and_run_again(odf: Odf, store: Store) -> None:
     odf("dataset", "add", "bobin", "--host", "db1", "--table", "bob")
     assert (
         "'bobout' isn't registered"
@@ -138,7 +138,7 @@ def test_a_password_is_all_of_standard_input(
     assert password_of("bob", shown, {"PASSKEY": "plugh"}) == secret
 
 
-def test_what_is_wrong_ends_in_one_line(odf: Odf) -> None:
+def test_wrong_use_is_refused_in_one_line(odf: Odf) -> None:
     odf("job", "add", "j", "--in", "a", code=2)
     odf("job", "add", "j", "--in", "a", "--out", "a", code=2)
     odf("job", "add", "j", "--out", "a", "--env", "PATH=/tmp", code=2)
@@ -182,7 +182,7 @@ def test_without_tables_it_says_what_to_run(url: str, monkeypatch: pytest.Monkey
         assert result.stderr.count("\n") == 1
 
 
-def test_dials(odf: Odf) -> None:
+def test_dials_are_set_and_listed(odf: Odf) -> None:
     odf("job", "add", "j", "--out", "b")
     assert "as many as there are workers" in odf("policy", "j").stdout
     assert (
@@ -199,7 +199,7 @@ def test_dials(odf: Odf) -> None:
     odf("policy", "j", "concurrency", code=2)
 
 
-def test_split(odf: Odf, store: Store) -> None:
+def test_a_table_is_split_and_split_again(odf: Odf, store: Store) -> None:
     odf("dataset", "add", "orders")
     words = [
         "split",
@@ -261,7 +261,7 @@ def test_split(odf: Odf, store: Store) -> None:
     assert status(store, "e", "with, comma", "split") == "READY"
 
 
-def test_hold_and_release(odf: Odf, store: Store) -> None:
+def test_a_chunk_is_held_and_released(odf: Odf, store: Store) -> None:
     odf("job", "add", "load", "--in", "a", "--out", "b")
     odf("ready", "a", "1")
     odf("hold", "load", "1", "--reason", "bad source")
@@ -279,7 +279,7 @@ def test_hold_and_release(odf: Odf, store: Store) -> None:
     assert "1 row of job 'load'" in odf("delete-run", "load", "1").stderr
 
 
-def test_downstream_says_what_it_left(odf: Odf, store: Store) -> None:
+def test_downstream_lists_the_chunks_that_it_skipped(odf: Odf, store: Store) -> None:
     odf("job", "add", "load", "--in", "a", "--out", "b")
     odf("job", "add", "report", "--in", "b", "--out", "c")
     odf("ready", "a", "1", "2")
@@ -291,7 +291,7 @@ def test_downstream_says_what_it_left(odf: Odf, store: Store) -> None:
     store.finish(claim)
 
 
-def test_recover(odf: Odf, store: Store) -> None:
+def test_recover_settles_lost_claims(odf: Odf, store: Store) -> None:
     odf("job", "add", "load", "--in", "a", "--out", "b")
     odf("ready", "a", "1", "2")
     assert odf("recover", "--strict", code=3).stderr == "0 chunks recovered.\n"
@@ -322,7 +322,7 @@ def test_recover(odf: Odf, store: Store) -> None:
     assert status(store, "b", "2", "load") == "RESUBMIT"
 
 
-def test_a_dataset_that_nobody_knows_is_new_only_if_that_is_said(odf: Odf, store: Store) -> None:
+def test_an_unknown_dataset_needs_the_option_new(odf: Odf, store: Store) -> None:
     odf("job", "add", "loadbob", "--in", "bobin", "--out", "bobout")
     for name in ("bobbin", "loadbob"):
         for plan in ([], ["--plan"]):
@@ -398,7 +398,7 @@ def test_a_circle_of_jobs_is_refused(odf: Odf, store: Store) -> None:
     odf("job", "add", "two", "--in", "a", "--out", "c")
 
 
-def test_the_note_about_a_dataset_that_is_not_registered(odf: Odf) -> None:
+def test_an_unregistered_dataset_is_noted(odf: Odf) -> None:
     assert "odf dataset add a" in odf("ready", "--new", "a", "1").stderr
     odf("dataset", "add", "a")
     assert "dataset add" not in odf("ready", "a", "2").stderr

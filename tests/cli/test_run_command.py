@@ -82,7 +82,7 @@ def bobout(store: Store) -> str | None:
     return status(store, "bobout", "1.0", "loadbob")
 
 
-def test_a_run_from_end_to_end(odf: Run, store: Store) -> None:
+def test_a_run_claims_runs_and_settles_a_chunk(odf: Run, store: Store) -> None:
     """COMPAT 14: the folder stays, arguments are exact, output passes through."""
     program = script('pwd; printf "<%s>" "$@" "$dataid"; echo to stderr >&2')
 
@@ -127,7 +127,7 @@ def test_options_of_ours_after_the_script_are_refused(
         assert Path("said").read_text().split() == words[words.index(program) + 1 :]
 
 
-def test_exit_codes(odf: Run, store: Store) -> None:
+def test_the_exit_code_is_the_scripts_or_says_why_nothing_ran(odf: Run, store: Store) -> None:
     """COMPAT 13."""
     assert odf("run", script("exit 42")).returncode == 42
     assert bobout(store) == "FAILED"
@@ -177,7 +177,7 @@ def test_a_wrong_passkey_is_refused_before_a_claim(odf: Run, store: Store) -> No
     assert SECRET not in done.stdout + done.stderr
 
 
-def test_no_database_is_one_line(odf: Run) -> None:
+def test_without_a_database_the_error_is_one_line(odf: Run) -> None:
     for url in ("sqlite:///nowhere.db", "postgresql://u:secret@127.0.0.1:1/d"):
         failed = odf("run", script(""), DATAFLOW_URL=url)
         assert failed.returncode == 1
@@ -206,7 +206,7 @@ def test_a_stop_reaches_the_whole_group_and_the_chunk_is_settled(
     assert bobout(store) == "READY"
 
 
-def test_a_stop_of_all_settles_what_runs_and_claims_no_more(
+def test_stopping_all_settles_running_chunks_and_claims_no_more(
     odf: Run, store: Store, started
 ) -> None:
     for number in range(2, 8):
@@ -245,7 +245,7 @@ def test_a_killed_run_is_recovered(odf: Run, store: Store, started, repair: str)
     assert bobout(store) == "READY"
 
 
-def test_a_time_limit(odf: Run, store: Store) -> None:
+def test_a_script_past_its_time_limit_fails(odf: Run, store: Store) -> None:
     policy(store, "loadbob", time_limit=1)
 
     ended = odf("run", script("sleep 60"))
@@ -255,7 +255,7 @@ def test_a_time_limit(odf: Run, store: Store) -> None:
     assert bobout(store) == "FAILED"
 
 
-def test_all_with_workers(odf: Run, store: Store) -> None:
+def test_all_with_workers_runs_chunks_in_parallel(odf: Run, store: Store) -> None:
     for number in range(2, 41):
         put(store, "bobin", f"{number}.0")
 
@@ -267,7 +267,7 @@ def test_all_with_workers(odf: Run, store: Store) -> None:
     assert odf("run", "--all", "--strict", script("")).returncode == 3
 
 
-def test_a_server_that_crashes_meanwhile_costs_nothing(
+def test_a_crash_of_the_server_during_a_script_costs_nothing(
     request: pytest.FixtureRequest, postgres_url: str
 ) -> None:
     store = open_store(postgres_url)
@@ -309,7 +309,7 @@ def test_a_script_that_vanishes_costs_one_chunk(odf: Run, store: Store) -> None:
     )
 
 
-def test_force(odf: Run, store: Store) -> None:
+def test_force_runs_a_chunk_without_the_checks(odf: Run, store: Store) -> None:
     done = odf("force", "loadbob", "7", script('echo "$dataid" "$@"'), "--all", "x y")
 
     assert (done.returncode, done.stdout) == (0, "7 --all x y\n")
@@ -317,7 +317,7 @@ def test_force(odf: Run, store: Store) -> None:
     assert odf("force", "loadbob", "7", script("exit 5")).returncode == 5
 
 
-def test_start_and_end(odf: Run, store: Store) -> None:
+def test_start_claims_a_chunk_and_end_settles_it(odf: Run, store: Store) -> None:
     value = encrypt(SECRET, "key", purpose=for_dataset("bobin"))
     sql(
         store,
@@ -373,7 +373,7 @@ def test_runjob_takes_its_key_as_the_first_argument_and_hides_it(odf: Run, store
 
 
 @pytest.mark.parametrize("key", [None, "", "the key"])
-def test_runjob_without_a_key_argument(odf: Run, store: Store, key: str | None) -> None:
+def test_runjob_works_without_a_key_argument(odf: Run, store: Store, key: str | None) -> None:
     """COMPAT 13."""
     environ = {} if key is None else {"PASSKEY": key}
     arguments = [] if key is None else ["y z"]
@@ -404,7 +404,7 @@ def test_the_originals_commands_never_print_a_key(odf: Run) -> None:
         assert odf(command=command).returncode == 2
 
 
-def test_forcejob(odf: Run, store: Store) -> None:
+def test_forcejob_forces_a_chunk(odf: Run, store: Store) -> None:
     done = odf("the key", "loadbob", script(SHOW_PARENT), command="ForceJob")
 
     assert done.returncode == 0
@@ -448,7 +448,7 @@ def test_simple_command_lines_are_read_without_click(words: list[str], line: Run
         ["-x", "x"],
     ],
 )
-def test_others_are_left_to_click(words: list[str]) -> None:
+def test_other_command_lines_are_parsed_by_click(words: list[str]) -> None:
     assert parse(words) is None
 
 
@@ -471,7 +471,7 @@ def test_a_run_starts_without_what_it_does_not_need(odf: Run) -> None:
         assert not loaded & {"threading", "ctypes", "psycopg"}
 
 
-def test_a_terminal_shows_how_far_a_run_is(odf: Run, url: str, store: Store) -> None:
+def test_a_terminal_shows_the_progress_of_a_run(odf: Run, url: str, store: Store) -> None:
     for number in range(2, 6):
         put(store, "bobin", f"{number}.0")
     terminal, slave = os.openpty()

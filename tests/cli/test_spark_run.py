@@ -101,7 +101,7 @@ def found(folder: Path) -> dict[tuple[str, str, str], tuple[str, str]]:
         close(store)
 
 
-def test_all_chunks_are_made_and_then_there_is_nothing_to_do(folder: Path) -> None:
+def test_all_runs_every_chunk_and_then_finds_nothing_to_do(folder: Path) -> None:
     done = run("--spark", "jobs.py:double", "--all")
 
     assert done.returncode == 0, done.stderr
@@ -136,7 +136,7 @@ def double(numbers):
 """
 
 
-def test_columns_and_functions_of_spark_at_the_top_of_a_module(folder: Path) -> None:
+def test_a_module_may_use_spark_functions_at_its_top(folder: Path) -> None:
     (folder / "src").mkdir()
     (folder / "src" / "top_of_module.py").write_text(TOP)
 
@@ -146,7 +146,7 @@ def test_columns_and_functions_of_spark_at_the_top_of_a_module(folder: Path) -> 
     assert "done 2, failed 0" in done.stderr
 
 
-def test_what_the_page_shows_works_as_it_is_typed(tmp_path: Path) -> None:
+def test_the_commands_of_the_page_work_as_typed(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
     jobs = text.partition("```python\n")[2].partition("```")[0]
     commands = text.partition("```python\n")[2].partition("```\n\n```\n")[2].partition("```")[0]
@@ -182,7 +182,7 @@ def test_the_function_below_dataflow_assets_is_run(folder: Path) -> None:
     assert "done 2, failed 0" in done.stderr
 
 
-def test_a_job_that_isn_t_registered_is_told_so_with_the_way_out(folder: Path) -> None:
+def test_an_unregistered_job_is_refused_with_the_command_that_registers_it(folder: Path) -> None:
     done = CliRunner().invoke(
         app, ["run", "--spark", "jobs.py:double", "--job", "doubles"], prog_name="odf"
     )
@@ -194,7 +194,7 @@ def test_a_job_that_isn_t_registered_is_told_so_with_the_way_out(folder: Path) -
     )
 
 
-def test_what_fails_exits_with_one_and_says_why(folder: Path) -> None:
+def test_a_failure_exits_with_1_and_says_why(folder: Path) -> None:
     done = run("--spark", "jobs.py:strict", "--job", "strict", "--all")
 
     assert done.returncode == 1
@@ -238,8 +238,11 @@ main()
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
-        ({"DATAFLOW_SPARK_MASTER": "nonsense"}, "Spark didn't start on nonsense: it is no master"),
-        ({"DATAFLOW_SPARK_REMOTE": "127.0.0.1"}, "which is no server of Spark Connect"),
+        (
+            {"DATAFLOW_SPARK_MASTER": "nonsense"},
+            "Spark didn't start on nonsense: that isn't a master",
+        ),
+        ({"DATAFLOW_SPARK_REMOTE": "127.0.0.1"}, "which isn't a Spark Connect server"),
         ({"JAVA_HOME": "", "PATH": "/nowhere"}, "Spark needs Java 17 or newer, and there is none"),
     ],
 )
@@ -264,7 +267,7 @@ def test_without_a_session_no_chunk_fails(
 
 
 @pytest.mark.parametrize("how", [[], ["--workers", "2"]])
-def test_a_java_that_is_killed_costs_the_chunk_in_hand_alone(folder: Path, how: list[str]) -> None:
+def test_a_killed_java_costs_only_the_current_chunk(folder: Path, how: list[str]) -> None:
     if how:  # the other one waits for it
         store = open_store(f"sqlite:///{folder}/.dataflow/dataflow.db")
         sql(store, "insert into jobpolicy (jobid, concurrency) values ('deadly', 1)")
@@ -272,8 +275,8 @@ def test_a_java_that_is_killed_costs_the_chunk_in_hand_alone(folder: Path, how: 
     done = run("--spark", "jobs.py:deadly", "--all", *how)
 
     assert done.returncode == 1
-    assert "Reason: Spark has ended in mid-work" in done.stderr
-    assert "another session is started for the next chunk" in done.stderr
+    assert "Reason: Spark ended while it was working" in done.stderr
+    assert "starting another session for the next chunk" in done.stderr
     assert "done 1, failed 1" in done.stderr
     assert "Traceback" not in done.stderr
     there = found(folder)
@@ -346,7 +349,7 @@ def test_a_second_signal_or_the_end_of_the_grace_ends_python_code(
     assert alive == []
 
 
-def test_a_chunk_that_was_taken_over_is_given_up_at_once(
+def test_a_chunk_that_another_worker_recovered_is_given_up_at_once(
     line: Line, spark: SparkSession, tmp_path: Path
 ) -> None:
     line.job("slow", "numbers", "slows")

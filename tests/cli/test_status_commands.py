@@ -51,7 +51,7 @@ def objects(*words: str) -> list[dict]:
     return found
 
 
-def test_status_is_a_line_for_each_job(line: Store) -> None:
+def test_status_has_a_line_for_each_job(line: Store) -> None:
     lines = odf("status").stdout.splitlines()
     assert lines[0].split() == [
         "jobid",
@@ -73,7 +73,7 @@ def test_status_is_a_line_for_each_job(line: Store) -> None:
     assert [row["claimable"] for row in objects("status", "--counts")] == [0, 2]
 
 
-def test_status_of_one_is_its_rows(line: Store) -> None:
+def test_status_of_one_job_lists_its_rows(line: Store) -> None:
     assert [row["dataid"] for row in objects("status", "a")] == ["2", "9", "10"]
     assert objects("status", "load")[0]["status"] == "FAILED"
     assert (
@@ -129,7 +129,7 @@ def test_an_unknown_name_is_refused_alike_by_all_commands(line: Store) -> None:
         assert done.output.count("\n") == (3 if words.startswith("why") else 1)
 
 
-def test_a_command_misspelled_is_told_of_its_like() -> None:
+def test_a_misspelled_command_gets_a_suggestion() -> None:
     for words, like in ("stauts", "status"), ("job lst", "list"), ("delete_run", "delete-run"):
         done = odf(*words.split())
         assert done.exit_code == 2
@@ -159,7 +159,7 @@ def test_a_long_listing_shows_its_first_rows_and_how_to_see_more(line: Store) ->
     assert len(objects("status", "--since", "2020-01-01")) > 1000
 
 
-def test_an_outage_is_seen_and_ended_by_one_command_each(line: Store) -> None:
+def test_one_command_lists_all_failures_and_one_resubmits_them(line: Store) -> None:
     job(line, "also", "a", "c")
     for claim in line.claim("also", owner="me", k=2):
         line.fail(claim, "no network\nfor 2 minutes")
@@ -192,7 +192,7 @@ def test_an_outage_is_seen_and_ended_by_one_command_each(line: Store) -> None:
     assert odf("resubmit", "--failed", "--strict").exit_code == 3
 
 
-def test_history_of_a_status_and_all_of_it(line: Store) -> None:
+def test_history_is_filtered_by_status_or_complete(line: Store) -> None:
     ids = [str(number) for number in range(1, 1102)]
     operations.ready(line, "a", ids)
     line.db.execute(ONE_IS.format("ERROR"), {})
@@ -209,7 +209,7 @@ def test_history_of_a_status_and_all_of_it(line: Store) -> None:
     assert odf("history", "--all", "--follow").exit_code == 2
 
 
-def test_a_long_plan_shows_its_first_rows(line: Store) -> None:
+def test_a_long_plan_shows_only_its_first_rows(line: Store) -> None:
     operations.ready(line, "a", [str(number) for number in range(100, 1101)])
     plan = ("resubmit", "external", *map(str, range(100, 1101)), "--plan")
 
@@ -220,7 +220,7 @@ def test_a_long_plan_shows_its_first_rows(line: Store) -> None:
 
 
 @pytest.mark.parametrize("which", ["--failed", "--stale"])
-def test_a_plan_of_very_many_chunks_looks_at_the_first_of_them(
+def test_a_plan_of_very_many_chunks_checks_only_the_first_ones(
     line: Store, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
     monkeypatch.setattr(operate, "PLANNED_CHUNKS", 2)
@@ -242,7 +242,7 @@ def test_a_plan_of_very_many_chunks_looks_at_the_first_of_them(
     assert f"{everything} chunks became RESUBMIT" in odf("resubmit", "load", which).stderr
 
 
-def test_what_a_listing_can_not_be_asked_for(line: Store) -> None:
+def test_contradicting_options_of_a_listing_are_refused(line: Store) -> None:
     for words, why in (
         (("a", "--limit", "1", "--all"), "Use --limit or --all, not both."),
         (("a", "--status", "BAD"), "'BAD' isn't a status."),
@@ -257,7 +257,7 @@ def test_what_a_listing_can_not_be_asked_for(line: Store) -> None:
     assert "--failed or --stale" in odf("resubmit").stderr
 
 
-def test_the_grid_of_many_chunks_is_a_sample_with_all_that_failed(
+def test_the_grid_of_many_chunks_is_a_sample_with_every_failure(
     line: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert cli_look.SAMPLED_ABOVE_CHUNKS is overview.SAMPLED_ABOVE_CHUNKS
@@ -275,14 +275,14 @@ def test_the_grid_of_many_chunks_is_a_sample_with_all_that_failed(
     assert raw.squares.count("FAILED") == made.squares.count("FAILED") == 1
 
 
-def test_status_tells_who_runs_what(line: Store) -> None:
+def test_status_says_who_runs_what(line: Store) -> None:
     assert odf("status", "--running").stdout == ""
     line.claim("load", owner="me")
     [row] = objects("status", "--running")
     assert (row["owner"], row["dataid"]) == ("me", "2")
 
 
-def test_the_grid_is_letters_where_there_are_no_colours(line: Store) -> None:
+def test_the_grid_uses_letters_without_colours(line: Store) -> None:
     lines = odf("status", "--grid").stdout.splitlines()
     assert lines[:5] == [
         "fetch → a: 3 chunks",
@@ -327,7 +327,7 @@ def on_a_terminal(*words: str, **env: str) -> str:
     return found.decode()
 
 
-def test_on_a_terminal_the_squares_come_in_colour(line: Store) -> None:
+def test_on_a_terminal_the_squares_are_coloured(line: Store) -> None:
     shown = on_a_terminal("status")
     assert "\x1b[31m■" in shown, "FAILED is red"
     assert "\x1b[36m□" in shown
@@ -336,7 +336,7 @@ def test_on_a_terminal_the_squares_come_in_colour(line: Store) -> None:
     assert "  .F." in plain
 
 
-def test_runs_are_limited_and_chosen_like_other_listings(line: Store) -> None:
+def test_runs_are_limited_and_filtered_like_other_listings(line: Store) -> None:
     for number in range(30):
         put(line, "a", "READY", dataid=str(number))
     sql(line, "update datastatus set modified = '2020-01-01'")
@@ -368,7 +368,7 @@ def test_a_name_is_looked_up_once(line: Store, monkeypatch: pytest.MonkeyPatch) 
         assert looked.count("look.known") <= 1, words
 
 
-def test_runs_and_history(line: Store) -> None:
+def test_runs_and_history_list_what_happened(line: Store) -> None:
     assert len(objects("runs")) == 4
     assert [row["jobid"] for row in objects("runs", "load")] == ["load"]
     assert objects("runs", "--limit", "1")[0].keys() >= {
@@ -413,7 +413,7 @@ def test_runs_and_history(line: Store) -> None:
     )
 
 
-def test_a_job_called_clean_is_named_by_an_option(line: Store) -> None:
+def test_a_job_named_clean_is_selected_by_an_option(line: Store) -> None:
     put(line, "z", "READY", jobid="clean", dataid="1")
     cleaned = odf("history", "clean")
     assert (cleaned.exit_code, cleaned.stdout) == (0, "")
@@ -423,7 +423,7 @@ def test_a_job_called_clean_is_named_by_an_option(line: Store) -> None:
     assert odf("history", "--job", "clean", "1", "2").exit_code == 2
 
 
-def test_history_is_followed(line: Store, tmp_path: Path) -> None:
+def test_history_follow_prints_new_changes(line: Store, tmp_path: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-m", "opendataflow_dagster.cli", "history", "load", "--follow", "--json"],
         stdout=subprocess.PIPE,
@@ -441,7 +441,7 @@ def test_history_is_followed(line: Store, tmp_path: Path) -> None:
     assert child.wait(20) != 0
 
 
-def test_why_for_people(line: Store) -> None:
+def test_why_explains_to_people(line: Store) -> None:
     lines = odf("why", "load", "9").stdout.splitlines()
     assert lines[0] == "load 9 may not run: HELD"
     assert lines[1].startswith("  HELD: 'b' is FAILED since 20")
@@ -466,7 +466,7 @@ def test_why_for_people(line: Store) -> None:
     assert "History begins at" in past.stderr
 
 
-def test_why_for_programs(line: Store) -> None:
+def test_why_explains_to_programs_as_json(line: Store) -> None:
     [found] = objects("why", "load", "9")
     assert (found["may_run"], found["code"], found["action"]) == (
         False,
@@ -537,7 +537,7 @@ def test_dml_changes_rows_and_is_signed(line: Store) -> None:
         ["sql", "select * from job"],
     ],
 )
-def test_without_tables_each_says_so_in_a_line(
+def test_without_tables_every_command_says_so_in_one_line(
     url: str, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     monkeypatch.setenv("DATAFLOW_URL", url)

@@ -52,7 +52,7 @@ def is_one_line(done: subprocess.CompletedProcess[str], code: int) -> bool:
 
 
 @pytest.mark.parametrize("word", ODD)
-def test_a_word_is_typed_on_one_line_and_read_back(word: str) -> None:
+def test_a_quoted_word_fits_one_line_and_is_read_back(word: str) -> None:
     line = typed(word, "x")
     assert line.isprintable()
     done = subprocess.run(["bash", "-c", f"printf '%s|' {line}"], capture_output=True, timeout=20)
@@ -60,13 +60,13 @@ def test_a_word_is_typed_on_one_line_and_read_back(word: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["odf status", "odf status --json", "odf doctor"])
-def test_a_full_device_is_told_in_a_line(shell: Shell, line: str) -> None:
+def test_a_full_device_is_reported_in_one_line(shell: Shell, line: str) -> None:
     done = shell(f"{line} > /dev/full")
     assert is_one_line(done, 1), done.stderr
     assert "No space left" in done.stderr
 
 
-def test_a_claim_that_could_not_be_told_does_not_last_for_a_day(store: Store, shell: Shell) -> None:
+def test_a_claim_whose_output_failed_is_given_back_at_once(store: Store, shell: Shell) -> None:
     assert is_one_line(shell("odf start load > /dev/full"), 1)
     assert status(store, "b", "1", "load") == "FAILED"
     check(store)
@@ -78,13 +78,13 @@ def test_a_closed_stream_stops_nothing(shell: Shell) -> None:
         assert (done.returncode, done.stderr) == (0, ""), line
 
 
-def test_a_reader_that_has_enough_sees_no_traceback(shell: Shell) -> None:
+def test_a_reader_that_closes_the_pipe_sees_no_traceback(shell: Shell) -> None:
     many = "with recursive n(i) as (select 1 union all select i + 1 from n where i < 20000)"
     done = shell(f"odf sql '{many} select i from n' | head -1")
     assert (done.stdout, done.stderr) == ("i\n", "")
 
 
-def test_an_encoding_that_lacks_letters(shell: Shell) -> None:
+def test_letters_that_an_encoding_lacks_are_replaced(shell: Shell) -> None:
     assert "\\xe9" in shell("odf status a", PYTHONIOENCODING="ascii").stdout
     rows = json.loads(shell("odf status a --json", PYTHONIOENCODING="ascii").stdout)
     assert [row["dataid"] for row in rows] == ["1", "é"]
@@ -104,7 +104,7 @@ def test_an_encoding_that_lacks_letters(shell: Shell) -> None:
         "resubmit X X",
     ],
 )
-def test_bytes_that_are_no_text_are_refused(shell: Shell, words: str) -> None:
+def test_bytes_that_arent_utf8_are_refused(shell: Shell, words: str) -> None:
     done = shell(f"odf {words}".replace("X", "$'\\xff\\xfe'"))
     assert is_one_line(done, 2), done.stderr
     assert "UTF-8" in done.stderr
@@ -113,7 +113,7 @@ def test_bytes_that_are_no_text_are_refused(shell: Shell, words: str) -> None:
 @pytest.mark.parametrize(
     "words", ["run --job X /bin/true", "start X", "end X X READY", "status X", "ready a X"]
 )
-def test_a_message_is_one_line_of_bearable_length(shell: Shell, words: str) -> None:
+def test_a_message_is_one_line_of_limited_length(shell: Shell, words: str) -> None:
     for odd in ("x" * 10_000, "a\nb", "o'b"):
         done = shell(f"odf {words}".replace("X", quote(odd)))
         if done.returncode:
@@ -121,7 +121,7 @@ def test_a_message_is_one_line_of_bearable_length(shell: Shell, words: str) -> N
             assert len(done.stderr) < 1000
 
 
-def test_an_unknown_timezone_is_told_by_all_that_need_it(shell: Shell) -> None:
+def test_an_unknown_timezone_is_refused_by_every_command_that_needs_it(shell: Shell) -> None:
     for words in ("status", "history --since 2026-01-01", "why load"):
         for name in ("Mars/Base", "../etc", "Europe"):
             assert is_one_line(shell(f"odf {words}", DATAFLOW_TIMEZONE=name), 2), (words, name)
@@ -143,7 +143,7 @@ def test_a_narrow_terminal_loses_nothing(store: Store, shell: Shell, url: str, t
     assert "…" not in told
 
 
-def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+def test_a_file_that_isnt_a_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.db").write_text("hello " * 100)
     env = os.environ | {"DATAFLOW_URL": f"sqlite:///{tmp_path}/x.db"}
     for words in (["status"], ["init"], ["run", "/bin/true"]):

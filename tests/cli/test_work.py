@@ -64,9 +64,7 @@ def log() -> list[str]:
 
 
 @pytest.mark.usefixtures("write_flow")
-def test_it_runs_all_that_can_be_claimed_and_leaves_out_what_others_start(
-    url: str, store: Store
-) -> None:
+def test_it_runs_all_claimable_chunks_except_jobs_that_others_start(url: str, store: Store) -> None:
     for dataid in "123":
         put(store, "raw", dataid)
     Path("fail-2-2").touch()
@@ -111,7 +109,7 @@ def test_a_job_with_one_chunk_does_not_wait_behind_one_with_many(
 
 
 @pytest.mark.usefixtures("write_flow")
-def test_a_signal_drains_and_a_second_one_sends_back(url: str, store: Store) -> None:
+def test_a_signal_drains_and_a_second_one_gives_chunks_back(url: str, store: Store) -> None:
     Path("wait-1").touch()
     for dataid in "12":
         put(store, "raw", dataid)
@@ -147,7 +145,7 @@ def test_a_signal_drains_and_a_second_one_sends_back(url: str, store: Store) -> 
 
 
 @pytest.mark.usefixtures("write_flow")
-def test_it_stays_through_pauses_and_notices_what_comes(url: str, store: Store) -> None:
+def test_it_waits_through_pauses_and_notices_new_chunks(url: str, store: Store) -> None:
     policy(store, "first", paused_until="9999-01-01 00:00:00")
     policy(store, "second", concurrency=0)
     put(store, "raw", "1")
@@ -168,7 +166,9 @@ def test_it_stays_through_pauses_and_notices_what_comes(url: str, store: Store) 
         assert time.monotonic() - since < 0.9  # it doesn't wait for the next poll
 
 
-def test_retries_and_lost_claims_are_granted(url: str, store: Store, write_flow: Write) -> None:
+def test_retries_are_granted_and_lost_claims_recovered(
+    url: str, store: Store, write_flow: Write
+) -> None:
     write_flow(
         FLOW.replace(
             "run: ./log.sh 1}", "run: ./log.sh 1, policy: {max_attempts: 2, retry_delay: 1}}"
@@ -202,7 +202,7 @@ def test_the_flow_is_read_again_when_it_changes(url: str, store: Store, write_fl
         host.wait_for("ended", job="more", dataid="2")
 
 
-def test_what_the_flow_expects_is_asked_and_read_again(
+def test_expectations_of_the_flow_are_checked_and_reread(
     url: str, store: Store, write_flow: Write
 ) -> None:
     expecting = (
@@ -222,7 +222,7 @@ def test_what_the_flow_expects_is_asked_and_read_again(
     assert status(store, "a", "2", "first") == "READY"
 
 
-def test_a_script_that_is_not_there_costs_its_own_job_alone(
+def test_a_missing_script_affects_only_its_own_job(
     url: str, store: Store, write_flow: Write
 ) -> None:
     write_flow(FLOW.replace("./log.sh 1", "./none.sh"))
@@ -236,7 +236,9 @@ def test_a_script_that_is_not_there_costs_its_own_job_alone(
     assert log() == ["2 2 two words", "3 2"]
 
 
-def test_a_job_in_dagsters_hands_is_left_to_it(url: str, store: Store, write_flow: Write) -> None:
+def test_a_job_that_dagster_runs_is_left_to_dagster(
+    url: str, store: Store, write_flow: Write
+) -> None:
     own = "  own: {in: raw, out: f, run: ./log.sh own, runs_in: work}\n"
     write_flow(FLOW + own)
     for dataid in "12":
@@ -254,7 +256,7 @@ def test_a_job_in_dagsters_hands_is_left_to_it(url: str, store: Store, write_flo
 
 
 @pytest.mark.usefixtures("store")
-def test_what_it_needs_is_told_in_a_line(url: str) -> None:
+def test_what_is_missing_is_reported_in_one_line(url: str) -> None:
     def refused(*words: str) -> str:
         line = [sys.executable, "-m", "opendataflow_dagster.cli", "work", *words]
         env = {**os.environ, "DATAFLOW_URL": url}
@@ -364,7 +366,7 @@ def test_two_hosts_share_the_chunks(url: str, store: Store) -> None:
     check(store)
 
 
-def test_a_file_that_is_replaced_is_opened_anew(sqlite_url: str) -> None:
+def test_a_replaced_database_file_is_reopened(sqlite_url: str) -> None:
     def make(path: Path) -> Store:
         made = open_store(f"sqlite:///{path}")
         made.init()

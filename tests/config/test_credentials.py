@@ -83,7 +83,7 @@ def test_every_changed_byte_of_the_originals_values_is_noticed(value: str, text:
             decrypt(damaged, "plugh", purpose=BOB)
 
 
-def test_what_the_original_made_is_told_from_ours_and_from_anything_else() -> None:
+def test_values_of_the_original_differ_from_ours_and_from_anything_else() -> None:
     assert [is_legacy(value) for value, _ in VECTORS] == [True] * 3
     assert not is_legacy(ours())
     assert not is_legacy("secret")
@@ -124,7 +124,7 @@ def test_no_two_values_share_their_iv_and_no_two_passkeys_their_salt() -> None:
 
 @settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_any_text_comes_back(text: str) -> None:
+def test_any_text_is_decrypted_as_it_was(text: str) -> None:
     assert decrypt(ours(text), PASSKEY, purpose=BOB) == text
 
 
@@ -301,7 +301,7 @@ def test_a_random_key_reads_what_was_written_by_scrypt() -> None:
     assert decrypt(f"odf1.scrypt.15-8-1.{salt}.{sealed}", key, purpose=BOB) == TEXT
 
 
-def test_what_is_weaker_than_a_new_value_is_told() -> None:
+def test_values_weaker_than_new_ones_are_reported() -> None:
     assert [is_weak(value) for value, _ in VECTORS] == [True] * 3
     assert is_weak(ours().replace("15-8-3", "15-8-1"))
     assert is_weak(ours().replace("15-8-3", "14-8-3"))
@@ -364,7 +364,9 @@ def test_a_salt_of_the_wrong_size_is_a_mistake_of_the_caller() -> None:
 
 @pytest.mark.parametrize("passkey", [None, ""])
 @pytest.mark.parametrize("value", [VECTORS[0][0], None])
-def test_no_passkey(passkey: str | None, value: str | None) -> None:
+def test_decrypting_without_a_passkey_says_what_to_set(
+    passkey: str | None, value: str | None
+) -> None:
     value = value or ours()
     for message in (
         refused(lambda: decrypt(value, passkey, purpose=BOB)),
@@ -376,7 +378,7 @@ def test_no_passkey(passkey: str | None, value: str | None) -> None:
 
 
 @pytest.mark.parametrize("value", [VECTORS[1][0], None])
-def test_another_passkey(value: str | None) -> None:
+def test_decrypting_with_another_passkey_fails(value: str | None) -> None:
     value = value or ours()
     message = refused(lambda: decrypt(value, "another-" + PASSKEY, purpose=BOB), "another-")
     assert "the passkey is another one, or the value is damaged" in message

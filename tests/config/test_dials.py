@@ -155,7 +155,7 @@ def test_every_dial_is_here_and_a_column() -> None:
 
 
 @pytest.mark.parametrize("dial", TURNS)
-def test_a_dial_that_is_turned_changes_what_happens(turned: Store, dial: str) -> None:
+def test_setting_a_dial_changes_what_happens(turned: Store, dial: str) -> None:
     value, look, _, after = TURNS[dial]
     for jobid in ("loadbob", "daily"):
         registry.set_policy(turned, jobid, {dial: value})
@@ -164,7 +164,7 @@ def test_a_dial_that_is_turned_changes_what_happens(turned: Store, dial: str) ->
 
 
 @pytest.mark.parametrize("dial", TURNS)
-def test_a_dial_that_was_reset_changes_nothing(turned: Store, dial: str) -> None:
+def test_resetting_a_dial_restores_the_default(turned: Store, dial: str) -> None:
     value, look, before, _ = TURNS[dial]
     for jobid in ("loadbob", "daily"):
         registry.set_policy(turned, jobid, {dial: value})

@@ -96,14 +96,14 @@ def test_a_script_finds_the_passkey_in_no_process(bob: Store) -> None:
     assert Path("found").read_text() == ""
 
 
-def test_nor_does_that_of_runjob_whose_key_is_an_argument(bob: Store) -> None:
+def test_a_script_of_runjob_doesnt_see_its_key_argument(bob: Store) -> None:
     run(bob, odf("RunJob"), CANARY, looker(), passkey=None)
 
     assert Path("password").read_text() == SECRET
     assert Path("found").read_text() == ""
 
 
-def test_nor_does_a_forced_one(bob: Store) -> None:
+def test_a_forced_script_doesnt_see_the_passkey(bob: Store) -> None:
     run(bob, odf(), "force", "loadbob", "1.0", looker())
 
     assert Path("password").read_text() == SECRET

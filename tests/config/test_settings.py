@@ -37,7 +37,7 @@ def properties(folder: Path, text: str, name: str = "dataflow.properties") -> Pa
 # --- who wins ---
 
 
-def test_with_nothing_at_all_it_is_sqlite_beside_you(folder: Path) -> None:
+def test_without_any_settings_the_default_is_sqlite_in_the_working_folder(folder: Path) -> None:
     assert load_settings(environ={}) == Settings(
         url=f"sqlite:///{folder}/.dataflow/dataflow.db",
         user=None,
@@ -131,7 +131,7 @@ def test_the_environment_beats_the_file_key_by_key(folder: Path) -> None:
     ]
 
 
-def test_the_url_of_the_environment_says_so(folder: Path) -> None:
+def test_settings_say_that_the_url_came_from_the_environment(folder: Path) -> None:
     path = properties(folder, "url=postgresql://one/db\n")
     found = load_settings(environ={"DATAFLOW_URL": "postgresql://two/db"})
     assert (found.url, found.origin, found.path) == (
@@ -347,7 +347,7 @@ def test_a_relative_sqlite_path_starts_at_the_file_that_names_it(folder: Path) -
     assert load_settings("conf/p.properties", environ).url == f"sqlite:///{folder}/data/flow.db"
 
 
-def test_other_sqlite_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_forms_of_sqlite_paths_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def url(given: str) -> str:
         return load_settings(environ={"DATAFLOW_URL": given}).url
 
@@ -461,7 +461,7 @@ def test_redact_hides_the_password_and_little_else(url: str, shown: str) -> None
         ("", {}),
     ],
 )
-def test_java_would_read_the_same(text: str, read: dict[str, str]) -> None:
+def test_properties_are_read_as_java_reads_them(text: str, read: dict[str, str]) -> None:
     assert parse_properties(text) == read
 
 
@@ -498,7 +498,9 @@ def test_a_long_hostile_file_is_read_in_a_moment() -> None:
         (b"", b"encrypted=NEW\n"),
     ],
 )
-def test_every_other_byte_stays(folder: Path, before: bytes, after: bytes) -> None:
+def test_writing_a_key_leaves_every_other_byte_unchanged(
+    folder: Path, before: bytes, after: bytes
+) -> None:
     path = folder / "p"
     path.write_bytes(before)
     replace_property(path, "encrypted", "NEW")
@@ -510,7 +512,9 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
 
 @given(TEXT, TEXT, TEXT)
-def test_any_key_and_value_come_back_and_the_others_stay(key: str, value: str, other: str) -> None:
+def test_any_key_and_value_is_read_back_and_the_others_are_unchanged(
+    key: str, value: str, other: str
+) -> None:
     before = settings._with("", "other " + other, "kept")
     once = settings._with(before, key, value)
     assert parse_properties(once) == {"other " + other: "kept", key: value}
@@ -520,7 +524,7 @@ def test_any_key_and_value_come_back_and_the_others_stay(key: str, value: str, o
     assert twice.count("\n") == 2, "replaced, not added"
 
 
-def test_a_key_with_spaces(folder: Path) -> None:
+def test_a_key_with_spaces_is_written_and_read_back(folder: Path) -> None:
     path = folder / "p"
     path.write_bytes(b"my\\ key = old\nmy key\n")
     replace_property(path, "my key", "NEW")
@@ -528,7 +532,7 @@ def test_a_key_with_spaces(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
-def test_the_mode_stays(folder: Path, mode: int) -> None:
+def test_writing_keeps_the_files_mode(folder: Path, mode: int) -> None:
     path = properties(folder, "encrypted=old\n")
     path.chmod(mode)
     replace_property(path, "encrypted", "NEW")

@@ -147,7 +147,7 @@ def metadata(event: dg.AssetMaterialization) -> dict[str, Any]:
     return {name.removeprefix("opendataflow/"): each.value for name, each in event.metadata.items()}
 
 
-def test_a_chunk_is_claimed_made_and_told(
+def test_a_chunk_is_claimed_produced_and_reported(
     dataflow: DataflowResource,
     store: Store,
     run: Callable[..., Ran],
@@ -193,7 +193,7 @@ def test_a_chunk_is_claimed_made_and_told(
     check(store)
 
 
-def test_a_range_is_made_chunk_by_chunk_and_one_bad_one_fails_itself_only(
+def test_a_range_is_produced_chunk_by_chunk_and_a_bad_chunk_fails_alone(
     dataflow: DataflowResource, store: Store, run: Callable[..., Ran]
 ) -> None:
     days = keys(30)
@@ -213,7 +213,7 @@ def test_a_range_is_made_chunk_by_chunk_and_one_bad_one_fails_itself_only(
     assert not ran.success
     assert made == days[10:25]
     assert ran.counts == {"made": 12, "skipped": 10, "refused": 5, "failed": 3, "lost": 0}
-    assert ran.reason.startswith("8 of 30 chunks of job 'loadbob' weren't made:\n")
+    assert ran.reason.startswith("8 of 30 chunks of job 'loadbob' weren't produced:\n")
     assert "2026-01-13: ValueError: bad 2026-01-13" in ran.reason
     assert "2026-01-30: DATA_NOT_READY" in ran.reason
     good = {day for day in days if status(store, "bobout", day, "loadbob") == "READY"}
@@ -231,7 +231,7 @@ def test_a_long_list_of_failures_is_cut(
     assert ran.reason.endswith("and 3 more")
 
 
-def test_what_is_ready_is_shown_as_such_and_made_again_only_by_the_tag(
+def test_a_ready_chunk_is_skipped_and_produced_again_only_by_the_tag(
     dataflow: DataflowResource, store: Store, run: Callable[..., Ran]
 ) -> None:
     put(store, "bobin", "1")
@@ -270,7 +270,7 @@ def test_a_ready_row_of_before_the_triggers_has_generation_0(
     assert ran.made["bobout", "1"].tags["dagster/data_version"] == "0"
 
 
-def test_the_tag_makes_failures_again_but_not_what_is_held(
+def test_the_tag_resubmits_failed_chunks_but_not_held_ones(
     dataflow: DataflowResource, store: Store, run: Callable[..., Ran]
 ) -> None:
     for day in keys(3):
@@ -285,7 +285,7 @@ def test_the_tag_makes_failures_again_but_not_what_is_held(
     assert "2026-01-02: HELD" in ran.reason
 
 
-def test_an_attempt_that_is_granted_at_once_is_made_in_the_same_run(
+def test_an_attempt_granted_without_delay_runs_in_the_same_run(
     dataflow: DataflowResource, store: Store, run: Callable[..., Ran]
 ) -> None:
     put(store, "bobin", "1")
@@ -306,7 +306,7 @@ def test_an_attempt_that_is_granted_at_once_is_made_in_the_same_run(
     assert "the next attempt is due in 60 s" in ran.reason
 
 
-def test_without_partitions_it_makes_what_the_tables_offer(
+def test_a_run_without_partitions_produces_what_the_tables_offer(
     dataflow: DataflowResource, store: Store, run: Callable[..., Ran]
 ) -> None:
     for number in range(1, 6):
@@ -319,7 +319,7 @@ def test_without_partitions_it_makes_what_the_tables_offer(
     assert run(assets).success
 
 
-def test_several_outputs_and_odd_names_are_told_apart(
+def test_several_outputs_with_odd_names_are_kept_apart(
     dataflow: DataflowResource, store: Store, run: Callable[..., Ran]
 ) -> None:
     register(store, "load-bob 2", ["a-b", "a_b", "a.b"], ["input", "out/1", "out 1", "größe"])
@@ -340,7 +340,7 @@ def test_several_outputs_and_odd_names_are_told_apart(
 
 
 @pytest.mark.parametrize("days", [1, 3])
-def test_the_jobs_below_go_on_in_the_same_run(
+def test_downstream_jobs_run_in_the_same_run(
     dataflow: DataflowResource, store: Store, instance: dg.DagsterInstance, days: int
 ) -> None:
     register(store, "sum", ["bobout"], ["total"])
@@ -392,7 +392,7 @@ def test_today_is_a_chunk(
     assert "2001-01-01: DATA_NOT_READY" in ran.reason
 
 
-def test_a_chunk_that_was_taken_over_is_lost(
+def test_a_chunk_that_another_worker_recovered_is_lost(
     dataflow: DataflowResource, store: Store, run: Callable[..., Ran]
 ) -> None:
     put(store, "bobin", "1")
@@ -409,7 +409,7 @@ def test_a_chunk_that_was_taken_over_is_lost(
     assert status(store, "bobout", "1", "loadbob") == "RUNNING"
 
 
-def test_what_cannot_be_shown_is_shown_as_text(
+def test_metadata_that_dagster_cant_show_is_shown_as_text(
     dataflow: DataflowResource, store: Store, run: Callable[..., Ran]
 ) -> None:
     put(store, "bobin", "1")
@@ -493,7 +493,7 @@ def test_a_server_that_stays_away_ends_the_run_in_one_line(
     postgres_server.drop_database("gone")
 
 
-def test_a_claim_that_was_cut_off_is_settled(
+def test_a_claim_whose_reply_was_cut_off_is_settled(
     dataflow: DataflowResource,
     store: Store,
     run: Callable[..., Ran],
@@ -511,7 +511,7 @@ def test_a_claim_that_was_cut_off_is_settled(
     assert status(store, "bobout", "1", "loadbob") == "RESUBMIT"
 
 
-def test_specs_are_of_what_jobs_write_and_the_rest_is_external(
+def test_specs_cover_the_datasets_that_jobs_write_and_the_rest_is_external(
     dataflow: DataflowResource, store: Store
 ) -> None:
     register(store, "sum", ["bobout"], ["total"])
@@ -602,7 +602,7 @@ EOF
 """
 
 
-def test_a_script_answers_by_dagster_pipes(
+def test_a_script_reports_through_dagster_pipes(
     dataflow: DataflowResource, store: Store, run: Callable[..., Ran], tmp_path: Path
 ) -> None:
     for number in "12":
@@ -628,7 +628,7 @@ def test_a_script_answers_by_dagster_pipes(
         assert mirrored.metadata[name] == entries[name]
 
 
-def test_a_script_that_is_not_there_claims_nothing(
+def test_a_missing_script_claims_nothing(
     dataflow: DataflowResource, store: Store, run: Callable[..., Ran]
 ) -> None:
     put(store, "bobin", "1")
@@ -785,7 +785,7 @@ def test_what_a_script_prints_is_in_the_compute_log(sqlite_url: str, tmp_path: P
         assert status(worker.store, "bobout", "1", "loadbob") == "READY"
 
 
-def test_trivial_chunks_are_quick(
+def test_trivial_chunks_take_milliseconds(
     dataflow: DataflowResource, store: Store, run: Callable[..., Ran]
 ) -> None:
     count = 200
@@ -808,7 +808,7 @@ def test_trivial_chunks_are_quick(
     assert size < 1000
 
 
-def test_what_the_dial_holds_back_waits_for_its_turn(
+def test_chunks_that_a_dial_holds_back_wait(
     dataflow: DataflowResource,
     store: Store,
     run: Callable[..., Ran],
@@ -834,7 +834,7 @@ def test_what_the_dial_holds_back_waits_for_its_turn(
 
 
 @pytest.mark.parametrize(("dial", "most"), [(None, 1), (3, 3)])
-def test_a_run_for_what_the_tables_offer_claims_as_many_as_the_dial_says(
+def test_a_run_without_partitions_claims_batches_by_the_dial(
     dataflow: DataflowResource, store: Store, run: Callable[..., Ran], dial: int | None, most: int
 ) -> None:
     for number in range(1, 6):
@@ -869,7 +869,7 @@ def test_a_run_for_named_partitions_claims_them_one_by_one(
     assert held == [1, 1, 1]
 
 
-def test_a_pause_gives_back_what_a_run_has_claimed_and_not_begun(
+def test_a_pause_gives_back_claimed_chunks_that_havent_begun(
     dataflow: DataflowResource, store: Store, run: Callable[..., Ran]
 ) -> None:
     for number in range(1, 6):
@@ -893,7 +893,7 @@ def test_a_pause_gives_back_what_a_run_has_claimed_and_not_begun(
     check(store)
 
 
-def test_an_interrupt_gives_back_what_a_run_has_claimed_and_not_begun(
+def test_an_interrupt_gives_back_claimed_chunks_that_havent_begun(
     dataflow: DataflowResource, store: Store, run: Callable[..., Ran]
 ) -> None:
     for number in range(1, 5):
@@ -912,7 +912,7 @@ def test_an_interrupt_gives_back_what_a_run_has_claimed_and_not_begun(
     assert {claim.attempts for claim in take(store, "loadbob", k=4)} == {1}
 
 
-def test_a_person_who_terminates_a_run_holds_what_it_has_claimed(
+def test_terminating_a_run_puts_its_claimed_chunks_on_hold(
     dataflow: DataflowResource,
     store: Store,
     run: Callable[..., Ran],
@@ -959,7 +959,7 @@ def test_what_a_function_returns_is_published_as_the_chunk(
         assert pandas.read_csv(file).to_dict("records") == [{"day": key, "amount": 17}]
 
 
-def test_a_run_that_others_have_ended_makes_no_more_chunks(
+def test_a_run_ended_by_others_produces_no_more_chunks(
     dataflow: DataflowResource, store: Store, run: Callable[..., Ran]
 ) -> None:
     from opendataflow_dagster.store.claims import runs_at_work, settle_run
@@ -979,7 +979,7 @@ def test_a_run_that_others_have_ended_makes_no_more_chunks(
     assert {row[1] for row in statuses(store).values()} == {"READY", "HOLD"}
 
 
-def test_a_chunk_that_another_has_in_hand_is_asked_for_again_shortly(
+def test_a_chunk_claimed_by_another_worker_is_retried_shortly(
     dataflow: DataflowResource,
     store: Store,
     run: Callable[..., Ran],
@@ -998,7 +998,7 @@ def test_a_chunk_that_another_has_in_hand_is_asked_for_again_shortly(
     assert {row[1] for row in statuses(store).values()} == {"READY"}
 
 
-def test_a_chunk_that_another_keeps_in_hand_is_refused(
+def test_a_chunk_that_another_worker_keeps_is_refused(
     dataflow: DataflowResource,
     store: Store,
     run: Callable[..., Ran],

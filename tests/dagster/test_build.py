@@ -55,7 +55,7 @@ def make(chunk: Chunk) -> None:
     """Make nothing of a chunk."""
 
 
-def test_all_datasets_are_assets_and_those_of_jobs_here_can_be_made(
+def test_all_datasets_are_assets_and_those_of_jobs_here_can_be_materialized(
     dataflow: DataflowResource,
 ) -> None:
     defs = build_definitions(
@@ -95,7 +95,7 @@ def test_what_launches_runs_is_off_until_somebody_switches_it_on(
     assert running(True) == always | {"opendataflow_catch_up", "opendataflow_today_daily"}
 
 
-def test_a_run_makes_the_chunk_by_the_script(dataflow: DataflowResource) -> None:
+def test_a_run_produces_the_chunk_with_the_script(dataflow: DataflowResource) -> None:
     put(dataflow.store, "bobin", "7")
     made = script("jobs/loadbob.sh", 'echo "$dataid" > made.txt')
     defs = build_definitions(dataflow, scripts=str(made.parent))
@@ -112,7 +112,7 @@ def test_a_run_makes_the_chunk_by_the_script(dataflow: DataflowResource) -> None
     assert status(dataflow.store, "bobout", "7", "loadbob") == "READY"
 
 
-def test_of_a_folder_the_executables_that_are_called_like_a_job_are_taken(
+def test_in_a_folder_executables_named_like_a_job_run_it(
     dataflow: DataflowResource,
 ) -> None:
     for name in ("loadbob.py", "loadbob.sh~", "setup.sh", ".hidden"):
@@ -149,7 +149,7 @@ def test_a_relative_script_is_found_from_another_folder_later(
     assert Path("told.txt").read_text() == "told\n"
 
 
-def test_jobs_leaves_out_what_has_nothing_to_do_with_them(dataflow: DataflowResource) -> None:
+def test_the_argument_jobs_leaves_out_unrelated_datasets(dataflow: DataflowResource) -> None:
     register(dataflow.store, "third", ["reported"], ["thrice"])
 
     assert shown(build_definitions(dataflow, jobs=["report"])) == {
@@ -163,7 +163,7 @@ def test_jobs_leaves_out_what_has_nothing_to_do_with_them(dataflow: DataflowReso
     }
 
 
-def test_an_empty_database_loads() -> None:
+def test_a_location_on_an_empty_database_loads() -> None:
     made = DataflowResource(url="sqlite:///empty.db")
     made.store.init()
 
@@ -200,7 +200,7 @@ def test_it_merges_with_a_projects_own_definitions(dataflow: DataflowResource) -
     assert done.output_for_node("mine") == 2
 
 
-def test_assets_of_other_kinds_stand_beside_ours(dataflow: DataflowResource) -> None:
+def test_a_projects_other_assets_are_kept(dataflow: DataflowResource) -> None:
     partitions = DataflowTranslator().partitions_def("bobin")
 
     @dg.asset(name="bobout", partitions_def=partitions, io_manager_key="dataflow_io_manager")
@@ -215,7 +215,7 @@ def test_assets_of_other_kinds_stand_beside_ours(dataflow: DataflowResource) -> 
     dg.Definitions.validate_loadable(defs)
 
 
-def test_a_translator_renames_everywhere(dataflow: DataflowResource) -> None:
+def test_a_translators_names_are_used_everywhere(dataflow: DataflowResource) -> None:
     class Prefixed(DataflowTranslator):
         def asset_key(self, datasetid: str) -> dg.AssetKey:
             return super().asset_key(datasetid).with_prefix("flow")
@@ -302,12 +302,14 @@ def test_bad_input_gets_one_clear_line(dataflow: DataflowResource) -> None:
             "functions": {"loadbob": make, "again": make}
         },
         r"Asset 'bobout' is defined twice": {"assets": [mine], "functions": {"loadbob": make}},
-        r"Asset 'bobout' of dataset 'bobout' is called 'other/bobout' by the translator": {
+        r"The translator names the asset of dataset 'bobout' 'other/bobout', but it is 'bobout'": {
             "assets": [loadbob],
             "translator": Other(),
         },
-        r"Datasets 'bobin' and 'bobout' are both called 'same'": {"translator": Same()},
-        r"What runs job 'loadbob', a AssetsDefinition, isn't a function": {
+        r"The translator gives datasets 'bobin' and 'bobout' the same asset key, 'same'": {
+            "translator": Same()
+        },
+        r"Job 'loadbob' needs a function, not a AssetsDefinition": {
             "functions": {"loadbob": loadbob}
         },
     }
@@ -349,28 +351,28 @@ def test_a_job_that_isnt_registered_costs_a_warning(
     told = [record.getMessage() for record in caplog.records]
     for line in (
         "Job 'unknown' isn't registered, so it can't be an asset. Run: odf job add unknown --in",
-        "Job 'nope', which function make is given for, isn't registered. These are: job0, ",
-        "Job 'lodbob', which script ",
-        "isn't registered. Did you mean 'loadbob'? These are: job0, job1,",
-        "Job 'gone', which `jobs` is given for, isn't registered.",
+        "Job 'nope' isn't registered, but function make is for it. Registered: job0, ",
+        "Job 'lodbob' isn't registered, but script ",
+        " is for it. Did you mean 'loadbob'? Registered: job0, job1,",
+        "Job 'gone' isn't registered, but `jobs` is for it.",
         "Check 'is_good' is for dataset 'never', which no function or script here writes.",
     ):
         assert any(line in message for message in told), (line, told)
     assert any(" and 22 more. Run: odf job add nope" in message for message in told)
 
 
-def test_the_sensor_tells_which_jobs_were_left_out(dataflow: DataflowResource) -> None:
+def test_the_sensor_names_the_jobs_that_were_left_out(dataflow: DataflowResource) -> None:
     defs = build_definitions(dataflow, functions={"report": make, "late": make})
 
     with dg.DagsterInstance.ephemeral() as instance:
         left_out = ticked(defs, instance)
         register(dataflow.store, "late", ["bobin"], ["made_late"])
-        assert "Job 'late', which function make is given for, isn't registered." in left_out
+        assert "Job 'late' isn't registered, but function make is for it." in left_out
         assert "Run: odf job add late --in DATASET --out DATASET" in left_out
-        assert "'late': registered since. Reload this code location." in ticked(defs, instance)
+        assert "'late': registered meanwhile. Reload this code location." in ticked(defs, instance)
 
 
-def test_with_the_database_away_the_pages_open_with_what_was_there(
+def test_with_the_database_away_pages_show_the_last_known_catalog(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     # Not the server that all tests share: Dagster may still ask it for the state of definitions.

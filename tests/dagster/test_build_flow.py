@@ -160,7 +160,7 @@ def test_a_flow_is_assets_without_a_database(folder: Path, no_network: None) -> 
     assert sales.metadata["opendataflow/location"] == "${SALES_ROOT}/sales"
     assert (checked.description or "").startswith("Drops broken lines\n\nJob `check` runs script `")
     assert (graph.get(dg.AssetKey("loaded")).description or "").endswith(
-        "check.sh`. Neither Dagster nor `odf work` starts it by itself."
+        "check.sh`. Neither Dagster nor `odf work` starts it."
     )
     assert "\n\nJob `sum` runs function `" in (graph.get(dg.AssetKey("sums")).description or "")
     assert checked.owners == ["team:data"]
@@ -170,7 +170,7 @@ def test_a_flow_is_assets_without_a_database(folder: Path, no_network: None) -> 
     assert defs.resolve_schedule_def("opendataflow_today_daily").cron_schedule == "1 */1 * * *"
 
 
-def test_without_its_properties_file_it_loads_and_the_sensor_tells(
+def test_without_its_properties_file_it_loads_and_the_sensor_says_so(
     folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATAFLOW_PROPERTIES", "/nowhere/dataflow.properties")
@@ -221,7 +221,7 @@ def test_flow_in_python_and_jobs_of_decorators_share_their_domain(no_network: No
     assert partitions(alone, "reported") == {"dataflow/checked"}
 
 
-def test_of_a_flow_alone_the_decorator_makes_assets_too(no_network: None) -> None:
+def test_the_decorator_makes_assets_of_a_flow_alone(no_network: None) -> None:
     flow = Flow("shop", jobs=[Job("check", inputs=["sales"], outputs=["checked"])])
 
     @dataflow_assets(job="check", dataflow=flow)
@@ -240,7 +240,7 @@ def test_functions_of_frames_are_named_by_the_flow(folder: Path, no_network: Non
     assert defs.resolve_asset_graph().get(dg.AssetKey("enriched")).kinds == {"spark"}
 
 
-def test_jobs_of_python_stand_beside_those_of_the_tables(
+def test_jobs_declared_in_python_are_added_to_those_of_the_tables(
     tables: Store, instance: dg.DagsterInstance
 ) -> None:
     register(tables, "check", ["sales"], ["checked"])
@@ -291,14 +291,14 @@ def test_dg_check_defs_passes_with_the_database_away(folder: Path, tmp_path: Pat
 # --- what the tables lack -------------------------------------------------------------------------
 
 
-def test_the_sensor_and_a_run_tell_what_the_tables_lack(
+def test_the_sensor_and_a_run_report_what_the_tables_lack(
     folder: Path, tables: Store, instance: dg.DagsterInstance
 ) -> None:
     defs = build_definitions(flow="flow.yml")
 
     lacking = tick(defs, instance)
     assert lacking.startswith(
-        "The tables aren't as flow 'shop' says: 7 to add (dataset sales, dataset checked, "
+        "The tables differ from flow 'shop': 7 to add (dataset sales, dataset checked, "
         "job check, job sum, job daily and 2 more). Run: odf apply."
     )
     succeeded, why = run(defs, instance, "checked", "1")
@@ -314,7 +314,7 @@ def test_the_sensor_and_a_run_tell_what_the_tables_lack(
     assert status(tables, "checked", "2", "check") == "READY"
 
 
-def test_what_the_flow_expects_are_checks_that_gate_each_chunk(
+def test_expectations_of_the_flow_are_checks_that_gate_each_chunk(
     folder: Path, tables: Store, instance: dg.DagsterInstance
 ) -> None:
     (folder / "flow.yml").write_text(
@@ -351,7 +351,7 @@ def test_what_the_flow_expects_are_checks_that_gate_each_chunk(
     assert status(tables, "more", "2", "given") == "READY"
 
 
-def test_with_apply_the_first_tick_adds_and_changes_nothing(
+def test_with_apply_the_first_tick_registers_but_changes_nothing(
     folder: Path, tables: Store, instance: dg.DagsterInstance
 ) -> None:
     register(tables, "sum", ["sales"], ["sums"])
@@ -371,7 +371,7 @@ def test_with_apply_the_first_tick_adds_and_changes_nothing(
     assert "and its flow says in checked and out sums. Run: odf apply" in why
 
 
-def test_the_embedded_tables_are_made_at_the_first_tick(
+def test_the_first_tick_creates_the_embedded_tables(
     folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SALES_ROOT", "/data")
@@ -384,7 +384,7 @@ def test_the_embedded_tables_are_made_at_the_first_tick(
     (folder / ".dataflow").mkdir(exist_ok=True)
     (folder / ".dataflow" / "dataflow.db").touch()  # as a tick leaves it that was killed early
     asked = build_definitions(flow="flow.yml", apply=False)
-    assert "dataflow.db has no tables yet. Run: odf apply. Nothing is shown" in tick(
+    assert "dataflow.db has no tables yet. Run: odf apply. Nothing is mirrored" in tick(
         asked, instance
     )
     assert "dataset sales, dataset checked, job check" in tick(defs, instance)
@@ -394,7 +394,7 @@ def test_the_embedded_tables_are_made_at_the_first_tick(
     store.close()
 
 
-def test_a_domain_that_the_tables_call_otherwise_is_told_and_nothing_is_added(
+def test_a_domain_with_another_name_is_reported_and_nothing_is_registered(
     folder: Path, tables: Store, instance: dg.DagsterInstance
 ) -> None:
     register(tables, "sums_of", ["archive", "checked"], ["all"])
@@ -444,7 +444,7 @@ def test_a_pipeline_of_the_flow_is_an_asset_and_runs(
     DataflowResource().store.close()
 
 
-def test_a_variable_that_isnt_set_is_told_and_stops_no_tick(
+def test_an_unset_variable_is_reported_and_stops_no_tick(
     folder: Path, tables: Store, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SALES_ROOT")
@@ -487,7 +487,7 @@ def test_dagster_launches_only_its_own_jobs(folder: Path, tables: Store) -> None
     assert {key.to_user_string() for key in keys} == {"checked", "sums", "days"}
 
 
-def test_what_the_call_names_comes_before_the_flow(folder: Path, no_network: None) -> None:
+def test_arguments_of_the_call_override_the_flow(folder: Path, no_network: None) -> None:
     def other(chunk: Chunk) -> None: ...
 
     defs = build_definitions(flow="flow.yml", functions={"check": other}, jobs=["check", "gone"])
@@ -502,13 +502,16 @@ def test_what_the_call_names_comes_before_the_flow(folder: Path, no_network: Non
     ("line", "message"),
     [
         ("run: ./gone.sh", r"flow.yml:\d+: The script of job 'check' cannot start: \S+gone.sh"),
-        ("python: gone.py:fn", r"flow.yml:\d+: Job 'check' names gone.py:fn, and there is no file"),
+        ("python: gone.py:fn", r"flow.yml:\d+: Job 'check' names gone.py:fn, but there is no file"),
         ("python: jobs.py:totl", r"jobs.py has no function 'totl'. Did you mean 'total'\?"),
         ("spark: jobs.py:nothing", r"jobs.py has no function 'nothing'"),
-        ("python: lacking.py:fn", r"lacking.py:fn, which can't be imported: This needs starlette"),
+        (
+            "python: lacking.py:fn",
+            r"lacking.py:fn, but that can't be imported: This needs starlette",
+        ),
     ],
 )
-def test_a_fault_in_the_flow_is_told_with_its_line(
+def test_a_fault_in_the_flow_is_reported_with_its_line(
     folder: Path, no_network: None, line: str, message: str
 ) -> None:
     (folder / "flow.yml").write_text(FLOW.replace("run: ./check.sh --strict", line))
@@ -535,15 +538,15 @@ def test_bad_calls_get_one_clear_line(no_network: None) -> None:
 
     with pytest.raises(WrongUse, match=r"Job 'two' is declared twice: by @dataflow_assets\("):
         build_definitions(flow=flow, assets=[two])
-    with pytest.raises(WrongUse, match="@dataflow_assets needs the job and what knows it"):
+    with pytest.raises(WrongUse, match="@dataflow_assets needs either a registered job"):
         dataflow_assets(job="check")
-    with pytest.raises(WrongUse, match="Leave out `dataflow`; or `inputs` and `outputs`"):
+    with pytest.raises(WrongUse, match="Leave out `dataflow`, or leave out `inputs` and `outputs`"):
         dataflow_assets(job="check", dataflow=flow, outputs=["c"])
     with pytest.raises(FlowError, match=r"gone\.yml"):
         build_definitions(flow="gone.yml")
 
 
-def test_of_two_jobs_of_one_dataset_one_is_its_asset(
+def test_if_two_jobs_write_one_dataset_one_is_its_asset(
     folder: Path, no_network: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "flow.yml").write_text(

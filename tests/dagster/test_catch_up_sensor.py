@@ -110,7 +110,7 @@ def world(store: Store, url: str, instance: dg.DagsterInstance) -> Iterator[Worl
     resources._stores.clear()
 
 
-def test_what_is_claimable_is_launched_and_what_is_at_work_isnt(world: World) -> None:
+def test_claimable_chunks_are_launched_unless_a_run_is_at_work(world: World) -> None:
     assert world.why() == "nothing claimable: loadbob."
     for dataid in "123":
         put(world.store, "bobin", dataid)
@@ -127,17 +127,17 @@ def test_what_is_claimable_is_launched_and_what_is_at_work_isnt(world: World) ->
     world.instance.report_run_failed(run)
 
 
-def test_what_odf_work_has_in_hand_is_left_to_it(world: World) -> None:
+def test_a_job_that_odf_work_is_working_on_is_left_to_it(world: World) -> None:
     for dataid in "12":
         put(world.store, "bobin", dataid)
     [claim] = take(world.store, "loadbob", "ada@host:1:ab of odf work")
-    assert world.why() == "loadbob: 1 claimable, `odf work` has 1 in hand."
+    assert world.why() == "loadbob: 1 claimable, `odf work` is working on 1."
     world.store.finish(claim)
     [request] = world.tick()
     assert request.tags["opendataflow/catch-up-job"] == "loadbob"
 
 
-def test_a_run_without_partitions_makes_what_is_offered(world: World) -> None:
+def test_a_run_without_partitions_produces_what_is_offered(world: World) -> None:
     # The input has been materialized: without the tags of a partition, Dagster fails the step.
     world.instance.report_runless_asset_event(dg.AssetMaterialization("bobin", partition="1"))
     for dataid in ("2026-01-01", "2026-01-02", "odd,one"):
@@ -177,7 +177,7 @@ def test_a_resubmit_launches_again_and_so_does_a_killed_run(world: World) -> Non
 
 
 @one_store
-def test_a_run_that_was_created_but_not_launched_is_asked_for_again(world: World) -> None:
+def test_a_run_that_was_created_but_not_launched_is_requested_again(world: World) -> None:
     put(world.store, "bobin", "1")
     [request] = world.tick()
     world.begin(request, dg.DagsterRunStatus.NOT_STARTED)
@@ -185,7 +185,7 @@ def test_a_run_that_was_created_but_not_launched_is_asked_for_again(world: World
 
 
 @one_store
-def test_runs_that_change_nothing_come_ever_more_seldom(
+def test_runs_that_change_nothing_are_launched_less_and_less_often(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(world.store, "bobin", "1")
@@ -213,7 +213,7 @@ def test_runs_that_change_nothing_come_ever_more_seldom(
 
 
 @one_store
-def test_a_run_that_fails_after_work_was_done_is_followed_at_once(world: World) -> None:
+def test_a_run_that_failed_after_some_work_is_followed_at_once(world: World) -> None:
     for dataid in "12":
         put(world.store, "bobin", dataid)
     world.define(batch=1)
@@ -224,7 +224,7 @@ def test_a_run_that_fails_after_work_was_done_is_followed_at_once(world: World) 
         assert len(world.made) == number
 
 
-def test_the_dials_hold(world: World) -> None:
+def test_pause_and_concurrency_limit_the_launches(world: World) -> None:
     for dataid in "1234":
         put(world.store, "bobin", dataid)
     world.define(runs_per_job=3, batch=2)
@@ -245,7 +245,9 @@ def test_the_dials_hold(world: World) -> None:
 
 
 @one_store
-def test_a_job_is_launched_every_so_often(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_minutes_limits_how_often_a_job_is_launched(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(world.store, "bobin", "1")
     policy(world.store, "loadbob", every_minutes=30)
     [request] = world.tick()
@@ -258,7 +260,7 @@ def test_a_job_is_launched_every_so_often(world: World, monkeypatch: pytest.Monk
 
 
 @one_store
-def test_several_runs_of_a_job(world: World) -> None:
+def test_a_job_has_as_many_runs_as_allowed(world: World) -> None:
     for dataid in range(5):
         put(world.store, "bobin", str(dataid))
     world.define(runs_per_job=2, batch=2)
@@ -272,7 +274,7 @@ def test_several_runs_of_a_job(world: World) -> None:
     assert three.run_key not in (one.run_key, two.run_key)
 
 
-def test_each_job_is_told_of_and_one_that_isnt_registered_holds_up_no_other(world: World) -> None:
+def test_each_job_is_reported_and_an_unregistered_one_holds_up_no_other(world: World) -> None:
     register(world.store, "after", ["bobout"], ["end"])
     register(world.store, "other", ["x"], ["y"])
     world.define()
@@ -322,7 +324,9 @@ def test_a_selection_of_assets_runs_a_job_too(world: World) -> None:
 
 
 @one_store
-def test_no_jobs_no_runs(store: Store, url: str, instance: dg.DagsterInstance) -> None:
+def test_without_jobs_no_runs_are_launched(
+    store: Store, url: str, instance: dg.DagsterInstance
+) -> None:
     sensor = catch_up_sensor(DataflowResource(url=url), {})
     said = Ticker(sensor, instance, dg.Definitions(sensors=[sensor])).tick()
     assert said.skip_message == "There is no job to launch."
@@ -342,7 +346,7 @@ def test_with_the_database_away_a_tick_says_so_and_the_cursor_stays(
 
 
 @pytest.mark.parametrize("url", ["postgres"], indirect=True)
-def test_an_outage_is_one_line_and_over_when_the_database_is_back(
+def test_an_outage_is_one_line_and_launching_resumes_after_it(
     world: World, postgres_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launching, "DATABASE_WAIT_SECONDS", 0.1)
@@ -356,7 +360,7 @@ def test_an_outage_is_one_line_and_over_when_the_database_is_back(
     assert [again.run_key for again in world.tick()] == [request.run_key]
 
 
-def test_the_daemon_launches_and_a_run_worker_makes_what_is_offered(
+def test_the_daemon_launches_a_run_that_produces_what_is_offered(
     sqlite_url: str, tmp_path: Path
 ) -> None:
     store = open_store(sqlite_url)
@@ -417,7 +421,7 @@ def test_the_daemon_launches_and_a_run_worker_makes_what_is_offered(
     close(store)
 
 
-def test_a_run_that_died_before_it_began_holds_up_none_for_long(
+def test_a_run_that_died_before_it_began_soon_stops_blocking_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from opendataflow_dagster.dagster import launch as launching

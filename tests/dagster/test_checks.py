@@ -92,7 +92,7 @@ def answers(result: dg.ExecuteInProcessResult) -> dict[tuple[str, str | None], b
     }
 
 
-def test_a_chunk_that_fails_a_check_is_failed_and_it_alone(
+def test_a_failing_check_fails_only_its_chunk(
     store: Store, run: Run, instance: dg.DagsterInstance
 ) -> None:
     result = run(not_two)
@@ -138,14 +138,14 @@ def test_a_warning_lets_a_chunk_be_ready(store: Store, run: Run) -> None:
     assert status(store, "bobout", "2", "loadbob") == "READY"
 
 
-def test_another_attempt_that_passes_makes_up_for_it(store: Store, run: Run) -> None:
+def test_a_retry_that_passes_makes_the_chunk_ready(store: Store, run: Run) -> None:
     policy(store, "loadbob", max_attempts=2)
     check = dataflow_check(name="second")(lambda chunk: chunk.attempts == 2)
     assert run(check, key="1").success
     assert status(store, "bobout", "1", "loadbob") == "READY"
 
 
-def test_a_function_that_fails_is_not_checked(run: Run) -> None:
+def test_a_chunk_whose_function_failed_is_not_checked(run: Run) -> None:
     result = run(not_two, key="1", fn=lambda _: 1 / 0)
     assert not result.success
     assert answers(result) == {}
@@ -160,11 +160,11 @@ def test_a_check_is_an_asset_check_of_its_dataset(dataflow: DataflowResource) ->
     assert specs["odd"].asset_key == dg.AssetKey("bobout")
 
 
-def test_which_dataset_a_check_is_for_has_to_be_clear(
+def test_a_check_has_to_name_its_dataset_if_there_are_several(
     dataflow: DataflowResource, store: Store
 ) -> None:
     register(store, "both", ["bobin"], ["one", "two"])
-    with pytest.raises(WrongUse, match=r"Which dataset is check 'not_two' for"):
+    with pytest.raises(WrongUse, match=r"Check 'not_two' names no dataset"):
         dataflow_assets(job="both", dataflow=dataflow, checks=[not_two])(print)
     wrong = dataflow_check(dataset="three")(print)
     with pytest.raises(WrongUse, match="doesn't write"):
@@ -198,7 +198,7 @@ NumpyLike.__name__ = "bool_"
         (dg.AssetCheckResult(passed=False, description="told"), False, "told"),
     ],
 )
-def test_what_a_check_may_answer(
+def test_a_check_may_return_a_bool_a_text_or_a_result(
     dataflow: DataflowResource, store: Store, returned: Any, passed: bool, message: str
 ) -> None:
     chunk = Chunk(take(store, "loadbob")[0], {}, {"bobout": Place("bobout", {})}, {})
@@ -207,7 +207,9 @@ def test_what_a_check_may_answer(
     assert checked.severity == "ERROR"
 
 
-def test_a_check_that_breaks_says_so(dataflow: DataflowResource, store: Store, run: Run) -> None:
+def test_a_check_that_raises_fails_with_its_error(
+    dataflow: DataflowResource, store: Store, run: Run
+) -> None:
     result = run(dataflow_check(name="broken")(lambda _: 1 / 0), key="1")
     [evaluation] = [
         each for each in result.get_asset_check_evaluations() if each.check_name == "broken"

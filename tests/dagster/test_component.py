@@ -127,7 +127,7 @@ def test_scripts_and_functions_run_jobs(
     assert made(functions={"sums": ".made.sums"}, scripts="./jobs") == {"summed", "reported"}
 
 
-def test_options_are_those_of_each_job(dataflow: DataflowResource, load: Load) -> None:
+def test_options_apply_to_their_job(dataflow: DataflowResource, load: Load) -> None:
     retries = {"max_retries": 2, "delay": 3, "backoff": "exponential", "jitter": "full"}
     options = {"pool": "few", "op_tags": {"a": "b"}, "code_version": 3, "kinds": ["shell"]}
     defs = load(
@@ -209,7 +209,7 @@ def test_a_function_of_spark_is_named_by_its_module_or_its_file(
     assert f"There is no file {project}/./gone.py" in "".join(format_exception(raised.value))
 
 
-def test_a_translation_says_how_datasets_are_called_and_shown(
+def test_a_translation_sets_names_and_looks_of_datasets(
     dataflow: DataflowResource, load: Load
 ) -> None:
     found = specs(
@@ -240,7 +240,7 @@ def test_a_translation_says_how_datasets_are_called_and_shown(
     }
 
 
-def test_switches_are_those_of_build_definitions(dataflow: DataflowResource, load: Load) -> None:
+def test_switches_are_passed_to_build_definitions(dataflow: DataflowResource, load: Load) -> None:
     register(dataflow.store, "daily", ["today"], ["made_daily"])
     given = {"scripts": {"daily": "true"}}
 
@@ -283,7 +283,7 @@ def test_components_of_the_same_tables_are_one_location(
     assert sorted(names) == SENSORS
     if with_flow:
         with dg.DagsterInstance.ephemeral() as instance:
-            assert "The tables aren't as flow 'sums' says" in ticked(defs, instance)
+            assert "The tables differ from flow 'sums'" in ticked(defs, instance)
 
 
 def test_components_of_different_tables_are_refused_in_a_line(
@@ -295,7 +295,7 @@ def test_components_of_different_tables_are_refused_in_a_line(
     )
     with pytest.raises(Exception, match="Error while") as raised:
         load()
-    assert "A code location has one database: put the others" in "".join(
+    assert "A code location uses one database: put the others" in "".join(
         format_exception(raised.value)
     )
 
@@ -304,7 +304,7 @@ def test_components_of_different_tables_are_refused_in_a_line(
 
 
 @pytest.mark.usefixtures("in_dev")
-def test_in_dev_each_start_reads_what_is_registered(
+def test_in_dev_each_start_reads_the_registrations(
     dataflow: DataflowResource, load: Load, project: Path
 ) -> None:
     assert set(specs(load())) == {"bobin", "bobout"}
@@ -328,7 +328,7 @@ def test_a_deployment_loads_from_the_state_without_the_database(
 
 
 @pytest.mark.usefixtures("in_dev")
-def test_with_the_database_away_what_was_registered_stays(
+def test_with_the_database_away_the_last_registrations_stay(
     dataflow: DataflowResource,
     load: Load,
     monkeypatch: pytest.MonkeyPatch,
@@ -341,11 +341,11 @@ def test_with_the_database_away_what_was_registered_stays(
 
     monkeypatch.setattr(DataflowResource, "catalog", away)
     assert set(specs(load())) == before
-    assert "What was registered before is shown: It is away" in caplog.text
+    assert "Showing what was registered before: It is away" in caplog.text
 
 
 @pytest.mark.usefixtures("in_dev")
-def test_with_no_database_ever_the_others_load_and_a_line_says_what_to_do(
+def test_without_any_database_other_components_load_and_a_line_says_what_to_do(
     load: Load,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -408,7 +408,7 @@ def test_the_scaffolded_file_is_explained_and_valid(
     assert "'script' was unexpected" in checked.stdout + checked.stderr
 
 
-def test_every_line_that_the_scaffolder_comments_out_is_right(
+def test_every_commented_line_of_the_scaffold_is_valid(
     dataflow: DataflowResource, load: Load, project: Path
 ) -> None:
     request = dg.ScaffoldRequest(

@@ -35,7 +35,7 @@ def of_data(store: Store) -> list[Drift]:
     return list(drift_of_data(store, read_catalog(store)))
 
 
-def test_each_kind_of_difference_is_told(grid: Grid) -> None:
+def test_each_kind_of_difference_is_reported(grid: Grid) -> None:
     operations.ready(grid.store, "orders", DAYS)
     grid.tick()
     sql(grid.store, f"update datastatus set status = 'FAILED' where dataid = '{DAYS[0]}'")
@@ -67,7 +67,7 @@ def test_another_generation_is_a_difference(grid: Grid) -> None:
     assert found.run == "odf drift --repair"
 
 
-def test_an_outdated_cache_is_found_and_mended(grid: Grid) -> None:
+def test_an_outdated_cache_is_found_and_repaired(grid: Grid) -> None:
     operations.ready(grid.store, "orders", DAYS)
     grid.tick()
     key = NAMES.asset_key("orders")
@@ -89,7 +89,7 @@ def test_an_outdated_cache_is_found_and_mended(grid: Grid) -> None:
     assert drift(grid.store, grid.mirror) == []
 
 
-def test_data_that_is_gone_or_belongs_to_nothing(store: Store, tmp_path: Path) -> None:
+def test_missing_and_orphaned_data_is_reported(store: Store, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     for name in (f"{DAYS[0]}.csv", f"day={DAYS[1]}", "2020-01-01.csv", "_SUCCESS"):
         (folder / name).mkdir(parents=True)
@@ -120,7 +120,7 @@ def test_a_chunk_that_recorded_its_own_place_is_looked_for_there(
     assert (found.dataid, found.data) == (DAYS[1], f"data is gone: {tmp_path / DAYS[1]}")
 
 
-def test_of_a_large_dataset_the_chunks_that_changed_last_are_compared(
+def test_for_a_large_dataset_the_last_changed_chunks_are_compared(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(presence, "MANY", 2)
@@ -170,7 +170,7 @@ def test_all_chunks_are_compared_some_at_a_time(
     ]
 
 
-def test_a_listing_of_drift_is_limited_and_chosen_like_others(
+def test_drift_is_limited_and_filtered_like_other_listings(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "copies"
@@ -214,14 +214,14 @@ def test_a_listing_of_drift_is_limited_and_chosen_like_others(
         assert odf(store, None, "--no-dagster", *words).exit_code == 2
 
 
-def test_a_folder_that_is_not_there_is_one_line(store: Store) -> None:
+def test_a_missing_folder_is_reported_in_one_line(store: Store) -> None:
     registry.add_dataset(store, "orders", hostname="/nowhere/at/all")
     operations.ready(store, "orders", DAYS)
     [found] = of_data(store)
     assert found.data == "folder is gone: /nowhere/at/all"
 
 
-def test_names_that_tell_nothing_are_left_alone(store: Store, tmp_path: Path) -> None:
+def test_directories_without_a_dataid_are_ignored(store: Store, tmp_path: Path) -> None:
     (tmp_path / "all.parquet").touch()
     registry.add_dataset(store, "orders", hostname=str(tmp_path))
     operations.ready(store, "orders", DAYS)
@@ -261,7 +261,7 @@ def test_the_command_without_a_dagster_says_what_to_set(
     assert odf(grid.store, None).stderr == wrong.stderr
 
 
-def test_a_translator_of_ones_own_is_used(grid: Grid) -> None:
+def test_a_users_own_translator_is_used(grid: Grid) -> None:
     operations.ready(grid.store, "orders", DAYS)
     home = Path(grid.instance.root_directory)
     line = ["--repair", "--translator", "tests.dagster.test_drift:Renamed"]
@@ -275,9 +275,7 @@ class Renamed(type(NAMES)):
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_a_deleted_run_of_a_chunk_that_was_made_by_dagster_is_drift_until_a_tick(
-    grid: Grid, where: str
-) -> None:
+def test_deleting_the_run_of_a_chunk_is_drift_until_a_tick(grid: Grid, where: str) -> None:
     operations.ready(grid.store, "orders", DAYS)
     grid.tick()
 

@@ -53,7 +53,7 @@ def test_each_status_has_its_square(mirror: Mirror) -> None:
     assert mirror.grid(KEY, PARTS) == {"1": READY, "2": FAILED, "3": READY}
 
 
-def test_what_is_stored_tells_version_and_run(mirror: Mirror) -> None:
+def test_the_stored_events_give_version_and_run(mirror: Mirror) -> None:
     mirror.make(made("1", "2", version="17"))
     red, blue = show(mirror, FAILED, "2"), show(mirror, RUNNING, "3")
     shown = mirror.shown(KEY, ["1", "2", "3", "never"])
@@ -87,7 +87,7 @@ def test_a_real_run_is_live_until_it_ends(mirror: Mirror, instance: dg.DagsterIn
     assert mirror.unfinished({done.run_id}) == set()
 
 
-def test_news_are_what_others_wrote(mirror: Mirror, instance: dg.DagsterInstance) -> None:
+def test_news_are_the_events_of_others(mirror: Mirror, instance: dg.DagsterInstance) -> None:
     start = mirror.newest()
     mirror.make(made("1", "2"))
     assert mirror.news(start, [KEY]).touched == {}
@@ -96,7 +96,7 @@ def test_news_are_what_others_wrote(mirror: Mirror, instance: dg.DagsterInstance
     assert mirror.news(start, [KEY]).touched == {KEY.to_string(): {"2"}}
 
 
-def test_news_of_the_last_seconds_are_told_again_and_older_ones_are_not(
+def test_news_of_the_last_seconds_are_repeated_but_older_ones_are_not(
     mirror: Mirror, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance.report_runless_asset_event(dg.AssetMaterialization(KEY, partition="2"))
@@ -123,7 +123,7 @@ def test_a_run_that_ended_touches_all_that_it_planned(
     assert mirror.news(planned.storage_id, [KEY]).touched == {KEY.to_string(): {"3"}}
 
 
-def test_marks_tell_of_what_vanished(mirror: Mirror, instance: dg.DagsterInstance) -> None:
+def test_marks_change_when_events_vanish(mirror: Mirror, instance: dg.DagsterInstance) -> None:
     def marks() -> dict:
         return mirror.marks([KEY], ["d"])
 
@@ -152,14 +152,14 @@ def test_a_wiped_asset_shows_nothing(mirror: Mirror, instance: dg.DagsterInstanc
     assert mirror.grid(KEY, PARTS) == {}
 
 
-def test_keys_are_replaced_in_one_piece_and_never_doubled(mirror: Mirror) -> None:
+def test_keys_are_replaced_atomically_and_never_duplicated(mirror: Mirror) -> None:
     mirror.replace_keys("d", ["2", "3"], ["1.5", "2", "3", "1"])
     assert mirror.keys("d") == ["1", "1.5", "2", "3"]
     assert mirror.last_keys("d", 2) == ["2", "3"]
     assert mirror.existing("d", ["1.5", "nope"]) == {"1.5"}
 
 
-def test_thousands_are_written_in_pieces(mirror: Mirror) -> None:
+def test_thousands_of_events_are_written_in_batches(mirror: Mirror) -> None:
     many = [str(number) for number in range(2500)]
     mirror.replace_keys("d", ["1", "2", "3"], many)
     mirror.make(made(*many))
@@ -173,11 +173,11 @@ def test_a_storage_that_cannot_be_mirrored_is_refused_in_one_line() -> None:
     class Other:
         event_log_storage = run_storage = object()
 
-    with pytest.raises(WrongUse, match=r"in object, which can't mirror .* dagster-postgres"):
+    with pytest.raises(WrongUse, match=r"in object, which can't show statuses .* dagster-postgres"):
         Mirror(Other())  # type: ignore[arg-type]
 
 
-def test_what_comes_after_a_clearing_is_seen(mirror: Mirror) -> None:
+def test_events_after_a_cleared_square_are_seen(mirror: Mirror) -> None:
     mirror.make(made("1", "2"))
     assert len(mirror.grid(KEY, PARTS)) == 2, "and the cache knows of the newest event"
     mirror.clear(KEY, ["1", "2"])
@@ -201,7 +201,7 @@ def test_a_cleared_event_stays_in_the_log_of_its_run(
     assert [each.dagster_event_type for each in instance.all_logs(done.run_id)] == kinds
 
 
-def test_what_comes_after_a_removed_run_is_shown(mirror: Mirror) -> None:
+def test_events_after_a_removed_run_are_shown(mirror: Mirror) -> None:
     """SQLite would give the numbers of its events again, and the cache would take them for old."""
     mirror.make(made("1"))
     for part in ("2", "3"):

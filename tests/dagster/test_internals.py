@@ -75,7 +75,7 @@ def test_this_dagster_has_all_that_the_mirror_uses() -> None:
     assert internals.degraded() == ""
 
 
-def test_all_that_is_imported_is_checked_and_nowhere_else() -> None:
+def test_internals_are_imported_in_few_modules_and_all_are_checked() -> None:
     used: dict[str, set[str]] = {}
     for path in FOLDER.parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -138,7 +138,7 @@ def public(grid: Grid, change: Callable[..., None]) -> PublicMirror:
     return open_mirror(grid.instance)
 
 
-def test_a_square_that_cannot_be_taken_back_is_said_until_repaired(
+def test_a_square_that_cannot_be_corrected_is_reported_until_repaired(
     grid: Grid, public: PublicMirror
 ) -> None:
     tick(grid, public)
@@ -161,7 +161,7 @@ def test_a_square_that_cannot_be_taken_back_is_said_until_repaired(
     assert drift(grid.store, public) == []
 
 
-def test_another_generation_is_reported(grid: Grid, public: PublicMirror) -> None:
+def test_a_new_generation_is_reported(grid: Grid, public: PublicMirror) -> None:
     tick(grid, public)
     operations.resubmit(grid.store, "copy", ["2"])
     grid.store.finish(grid.store.claim("copy", owner=new_owner())[0])
@@ -170,7 +170,7 @@ def test_another_generation_is_reported(grid: Grid, public: PublicMirror) -> Non
     assert newest.partition_key == "2"
 
 
-def test_keys_come_and_go(grid: Grid, public: PublicMirror) -> None:
+def test_partition_keys_are_added_and_removed(grid: Grid, public: PublicMirror) -> None:
     operations.ready(grid.store, "orders", ["1.5"])
     tick(grid, public)
     assert grid.keys() == ["1", "1.5", "2", "3"]
@@ -179,14 +179,14 @@ def test_keys_come_and_go(grid: Grid, public: PublicMirror) -> None:
     assert grid.keys() == ["1", "1.5", "2", "3"]
 
 
-def test_a_wiped_asset_is_shown_anew(grid: Grid, public: PublicMirror) -> None:
+def test_a_wiped_asset_is_shown_again(grid: Grid, public: PublicMirror) -> None:
     tick(grid, public)
     grid.instance.wipe_assets([COPIES])
     assert tick(grid, public).made == 3
     assert squares(grid) == {"1": READY, "2": READY, "3": READY}
 
 
-def test_runs_of_an_earlier_dagster_end_and_come_back(
+def test_runs_shown_by_an_earlier_dagster_are_ended_and_shown_again(
     grid: Grid, change: Callable[..., None]
 ) -> None:
     operations.ready(grid.store, "orders", ["1", "2"])
@@ -208,7 +208,9 @@ def test_runs_of_an_earlier_dagster_end_and_come_back(
     assert squares(grid) == {"1": READY, "2": FAILED}
 
 
-def test_without_batches_all_is_shown_one_by_one(grid: Grid, change: Callable[..., None]) -> None:
+def test_without_batches_events_are_stored_one_by_one(
+    grid: Grid, change: Callable[..., None]
+) -> None:
     real = SqlEventLogStorage.store_asset_event_tags  # which Dagster may need itself
     name = "store_asset_event_tags"
     change(SqlEventLogStorage, name, lambda self, *given: real(self, *given))
@@ -236,7 +238,9 @@ def test_without_pages_a_run_has_its_log(grid: Grid, change: Callable[..., None]
     grid.agrees()
 
 
-def test_without_alerts_a_run_fails_in_silence(grid: Grid, change: Callable[..., None]) -> None:
+def test_without_alerts_failure_sensors_hear_nothing(
+    grid: Grid, change: Callable[..., None]
+) -> None:
     change(events, "JobFailureData", lambda reason: None)
     operations.ready(grid.store, "orders", ["1"])
     [claim] = grid.store.claim("copy", owner=new_owner())
@@ -247,7 +251,9 @@ def test_without_alerts_a_run_fails_in_silence(grid: Grid, change: Callable[...,
     assert "run failure sensors" in internals.degraded()
 
 
-def test_without_backfills_none_is_waited_for(grid: Grid, change: Callable[..., None]) -> None:
+def test_without_backfills_red_squares_are_cleared_at_once(
+    grid: Grid, change: Callable[..., None]
+) -> None:
     change(dg.DagsterInstance, "get_backfill", lambda self, one, more: None)
     assert not grid.mirror.is_open("any")
     assert "backfill" in internals.degraded()
@@ -267,14 +273,14 @@ def test_without_silent_outputs_nothing_is_logged_twice(change: Callable[..., No
         messages = [each.user_message for each in instance.all_logs(done.run_id)]
     assert made.asset_materialization
     assert GENERATION_ENTRY in made.asset_materialization.metadata
-    assert any("doesn't start steps downstream" in each for each in messages)
+    assert any("doesn't start the steps downstream" in each for each in messages)
 
 
 def test_the_sensor_says_so_in_a_line(grid: Grid, change: Callable[..., None]) -> None:
     db: Any = grid.store.db
     url = db.url if db.dialect == "postgres" else f"sqlite:///{db.path}"
     defs = build_definitions(DataflowResource(url=url))
-    assert "mirror knows" not in tick_of_reconcile(defs, grid.instance)
+    assert "This mirror wasn't built for" not in tick_of_reconcile(defs, grid.instance)
     change(run_tables, "RunsTable")
     line = tick_of_reconcile(defs, grid.instance)
     assert "no RunsTable" in line
@@ -282,7 +288,7 @@ def test_the_sensor_says_so_in_a_line(grid: Grid, change: Callable[..., None]) -
     assert "\n" not in line
 
 
-def test_doctor_says_so_where_dagster_is_used(
+def test_doctor_reports_it_if_dagster_is_used(
     change: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from click.testing import CliRunner

@@ -206,7 +206,7 @@ def test_several_chunks_are_put_together_or_given_by_partition(
 @pytest.mark.parametrize(
     ("annotation", "told"), [(set, "A chunk can't be read as set"), (Path, "dict")]
 )
-def test_an_annotation_that_cant_be_served_says_which_can(
+def test_an_unsupported_annotation_names_the_supported_ones(
     run: Callable[..., Ran], annotation: Any, told: str
 ) -> None:
     ran = run(reader(annotation, []), "1", "2")
@@ -235,7 +235,7 @@ def test_without_pyspark_the_failure_says_what_to_install(
         ("update dataset set hostname = '/no'", "INVALID_LOCATION: 'bobin' is registered at /no,"),
     ],
 )
-def test_what_shouldnt_be_read_isnt_and_the_failure_says_what_to_run(
+def test_a_chunk_that_mustnt_be_read_fails_with_the_command_to_run(
     run: Callable[..., Ran], store: Store, change: str, told: str
 ) -> None:
     sql(store, change)
@@ -300,7 +300,7 @@ def test_a_plain_asset_publishes_and_commits_its_chunk(
     check(store)
 
 
-def test_two_plain_assets_in_a_run_hand_on_the_generation(
+def test_two_plain_assets_in_a_run_pass_on_the_generation(
     run: Callable[..., Ran], store: Store, tmp_path: Path
 ) -> None:
     register(store, "sum", ["bobout"], ["total"])
@@ -319,7 +319,7 @@ def test_two_plain_assets_in_a_run_hand_on_the_generation(
 
 
 @BOTH
-def test_what_is_ready_isnt_written_twice_unless_forced(
+def test_a_ready_chunk_isnt_written_again_unless_forced(
     run: Callable[..., Ran], store: Store, tmp_path: Path
 ) -> None:
     first = run(maker(), "1").metadata()["generation"]
@@ -341,7 +341,9 @@ def test_what_is_ready_isnt_written_twice_unless_forced(
 
 
 @BOTH
-def test_a_chunk_in_other_hands_is_refused(run: Callable[..., Ran], store: Store) -> None:
+def test_a_chunk_claimed_by_another_worker_is_refused(
+    run: Callable[..., Ran], store: Store
+) -> None:
     take(store, "loadbob", "other", only="1")
 
     ran = run(maker(), "1", resubmit="true")
@@ -411,7 +413,7 @@ def test_what_cant_be_published_fails_the_chunk(
     check(store)
 
 
-def test_a_policys_attempts_are_made_at_once(
+def test_attempts_without_delay_run_at_once(
     run: Callable[..., Ran], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy(store, "loadbob", max_attempts=3)
@@ -469,7 +471,7 @@ def test_a_lease_shorter_than_the_publish_is_renewed(
 
 
 @BOTH
-def test_what_was_made_of_data_that_changed_meanwhile_isnt_published(
+def test_a_value_computed_from_replaced_data_isnt_published(
     run: Callable[..., Ran], store: Store, tmp_path: Path
 ) -> None:
     assert run(maker(), "1").success
@@ -482,7 +484,7 @@ def test_what_was_made_of_data_that_changed_meanwhile_isnt_published(
 
     ran = run(asset(total), "1")
 
-    assert ran.reason.startswith("DATA_NOT_READY: 'bobout' was made anew while this chunk was")
+    assert ran.reason.startswith("DATA_NOT_READY: 'bobout' was replaced while this chunk was")
     assert status(store, "total", "1", "sum") is None
     check(store)
 
@@ -508,7 +510,7 @@ def test_a_range_publishes_chunk_by_chunk_and_a_bad_one_fails_alone(
 @pytest.mark.parametrize(
     "dataid", ["a/b", "..", "a:b", "%", "a b", "日本", "a,b", "[x]", "x" * 240]
 )
-def test_any_dataid_makes_the_way_from_partition_to_folder_and_back(
+def test_any_dataid_survives_the_way_from_partition_to_folder_and_back(
     run: Callable[..., Ran], store: Store, dataid: str
 ) -> None:
     put(store, "bobin", dataid)
@@ -564,7 +566,7 @@ def test_a_translator_and_metadata_name_the_dataset_and_the_job(
         ("left", "Job 'both' writes left, right, which become READY together"),
     ],
 )
-def test_an_asset_that_is_no_jobs_one_output_is_refused(
+def test_an_asset_that_isnt_the_only_output_of_a_job_is_refused(
     run: Callable[..., Ran], store: Store, name: str, told: str
 ) -> None:
     register(store, "both", ["bobin"], ["left", "right"])
@@ -619,7 +621,7 @@ dg.materialize([bobout], instance=instance, resources={"io_manager": manager}, p
 """
 
 
-def test_killed_between_publish_and_ready_nothing_is_read_and_a_rerun_makes_it_whole(
+def test_after_a_kill_between_publish_and_ready_nothing_is_read_until_a_rerun(
     run: Callable[..., Ran], store: Store, url: str
 ) -> None:
     doomed = subprocess.run([sys.executable, "-c", DOOMED, url], capture_output=True)

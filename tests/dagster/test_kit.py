@@ -27,7 +27,7 @@ TOTALS = dataflow_assets(
 )(total)
 
 
-def test_a_function_alone_gets_a_sample(tmp_path: Path) -> None:
+def test_a_function_is_tested_with_a_sample_chunk(tmp_path: Path) -> None:
     (tmp_path / "2026-11-01.csv").write_text("1 2 3")
     chunk = Chunk.sample("2026-11-01", inputs={"sales": str(tmp_path)}, environment={"A": "b"})
     assert total(chunk) == b"6"
@@ -39,7 +39,7 @@ def test_a_function_alone_gets_a_sample(tmp_path: Path) -> None:
     )
 
 
-def test_an_asset_is_made_in_tables_of_its_own(tmp_path: Path) -> None:
+def test_an_asset_is_materialized_in_ephemeral_tables(tmp_path: Path) -> None:
     (tmp_path / "2026-11-01.csv").write_text("1 2 3")
     dataflow = DataflowResource.ephemeral(
         ready={"sales": ["2026-11-01", "2026-11-02"]}, places={"sales": tmp_path}
@@ -72,7 +72,7 @@ def test_a_flow_is_registered_without_its_places(tmp_path: Path) -> None:
     assert statuses(one.store) == {}
 
 
-def test_without_a_partition_the_run_says_what_it_makes(
+def test_without_a_partition_all_claimable_chunks_are_produced(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     dataflow = DataflowResource.ephemeral()

@@ -100,7 +100,7 @@ def test_two_calls_on_the_same_tables_are_one_location(
         assert status(store, "b", "1", "one") == status(store, "q", "2", "two") == "READY"
 
 
-def test_a_part_that_isnt_merged_counts_for_nothing(url: str) -> None:
+def test_a_part_that_isnt_merged_has_no_effect(url: str) -> None:
     one = build_definitions(DataflowResource(url=url), flow=flow("one", ["a"], ["b"]), apply=True)
     two = build_definitions(DataflowResource(url=url), flow=flow("two", ["p"], ["q"]), apply=True)
     assert set(assets(one)) == {"a", "b"}
@@ -109,7 +109,7 @@ def test_a_part_that_isnt_merged_counts_for_nothing(url: str) -> None:
         assert "Flow 'two'" in ticked(two, instance)
 
 
-def test_what_another_call_makes_is_left_to_it(url: str) -> None:
+def test_datasets_that_another_call_produces_are_left_to_it(url: str) -> None:
     dataflow = DataflowResource(url=url)
     register(dataflow.store, "load", ["raw"], ["loaded"])
     register(dataflow.store, "sum", ["loaded"], ["total"])
@@ -132,7 +132,7 @@ def test_an_io_manager_may_be_shared(url: str) -> None:
     assert len(assets(defs)) == 4
 
 
-def test_of_several_merged_flows_apply_wants_to_know_which(
+def test_with_several_merged_flows_apply_asks_which(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -63,7 +63,7 @@ def test_a_dry_run_lists_and_a_run_moves_and_signs(
     assert signed == [(f"ada by Dagster run {run_id}", "the source was wrong")]
 
 
-def test_hold_release_and_ready(store: Store, url: str) -> None:
+def test_chunks_are_held_released_and_marked_ready(store: Store, url: str) -> None:
     launch(store, "hold", url, job="load", chunks=["1"])
     assert status(store, "sales", "1", "load") == "HOLD"
     launch(store, "release", url, job="load", chunks=["1"])
@@ -72,14 +72,14 @@ def test_hold_release_and_ready(store: Store, url: str) -> None:
     assert status(store, "raw", ",", "external") == "READY"  # as the grid writes a comma
 
 
-def test_all_that_failed_of_all_jobs(store: Store, url: str) -> None:
+def test_failed_chunks_of_all_jobs_are_resubmitted(store: Store, url: str) -> None:
     put(store, "sales", "2", "FAILED", jobid="load")
     put(store, "sums", "3", "FAILED", jobid="sum")
     shown, _ = launch(store, "resubmit", url, failed=True)
     assert shown["chunks"] == 2
 
 
-def test_dials_are_listed_and_turned(store: Store, url: str) -> None:
+def test_dials_are_listed_and_set(store: Store, url: str) -> None:
     shown, _ = launch(store, "policy", url, job="load")
     assert shown["concurrency"] == "default"
     shown, _ = launch(store, "policy", url, job="load", dials={"concurrency": "4"})
@@ -88,7 +88,7 @@ def test_dials_are_listed_and_turned(store: Store, url: str) -> None:
     assert "Choose from" in launch(store, "policy", url, ok=False, job="load", dials={"x": "4"})
 
 
-def test_what_is_lost_is_recovered(store: Store, url: str) -> None:
+def test_lost_claims_are_recovered(store: Store, url: str) -> None:
     put(store, "raw", "7", "READY")
     [claim] = take(store, "load")
     expire(store, claim)
@@ -108,7 +108,7 @@ def test_a_refusal_is_the_failure_of_the_run(store: Store, url: str) -> None:
     assert "Use `stale` alone" in launch(store, "resubmit", url, ok=False, **both)
 
 
-def test_two_calls_in_one_location_bring_the_jobs_once() -> None:
+def test_two_calls_in_one_location_share_the_operator_jobs() -> None:
     definitions = dg.Definitions.merge(
         dg.Definitions(jobs=operator_jobs()), dg.Definitions(jobs=operator_jobs())
     )

@@ -57,8 +57,8 @@ def test_a_process_is_one_run_from_its_first_chunk_to_its_last(grid: Grid) -> No
     last = grid.instance.all_logs(run.run_id)[-1]
     assert last.dagster_event_type == dg.DagsterEventType.STEP_FAILURE, "its page shows the end"
     assert failure.splitlines()[-2:] == [
-        "To know more: odf why copy 1",
-        "To make them again: odf resubmit copy 1",
+        "To learn more: odf why copy 1",
+        "To produce them again: odf resubmit copy 1",
     ]
     made = grid.instance.fetch_materializations(COPIES, limit=1).records[0]
     assert made.run_id == run.run_id
@@ -83,7 +83,7 @@ def test_its_page_has_a_plan(grid: Grid) -> None:
 
 
 @pytest.mark.parametrize("harm", ["cancel", "delete", "wipe"])
-def test_whatever_is_done_to_it_the_next_tick_repairs(grid: Grid, harm: str) -> None:
+def test_the_next_tick_repairs_whatever_was_done_to_a_run(grid: Grid, harm: str) -> None:
     operations.ready(grid.store, "orders", ["1", "2"])
     one, other = (grid.store.claim("copy", owner=new_owner())[0] for _ in range(2))
     grid.store.fail(one, "no")
@@ -104,7 +104,7 @@ def test_whatever_is_done_to_it_the_next_tick_repairs(grid: Grid, harm: str) -> 
     grid.agrees()
 
 
-def test_nothing_hangs_on_the_runs_of_the_first_versions(grid: Grid) -> None:
+def test_runs_of_the_first_versions_are_replaced(grid: Grid) -> None:
     operations.ready(grid.store, "orders", ["1", "2"])
     one, _ = (grid.store.claim("copy", owner=new_owner())[0] for _ in range(2))
     grid.store.fail(one, "no")
@@ -124,7 +124,7 @@ def test_nothing_hangs_on_the_runs_of_the_first_versions(grid: Grid) -> None:
 
 
 @pytest.mark.parametrize("alerts", [False, True])
-def test_run_failure_sensors_hear_of_it_by_a_switch(grid: Grid, alerts: bool) -> None:
+def test_an_option_notifies_run_failure_sensors(grid: Grid, alerts: bool) -> None:
     operations.ready(grid.store, "orders", ["1"])
     [claim] = grid.store.claim("copy", owner=new_owner())
     grid.store.fail(claim, "no rows")
@@ -150,7 +150,7 @@ def test_checks_from_outside_are_on_the_checks_tab(grid: Grid) -> None:
     assert told.target_materialization_data.storage_id == made.storage_id, "else: not evaluated"
 
 
-def test_old_runs_go_and_what_they_show_stays(grid: Grid) -> None:
+def test_old_runs_are_removed_unless_a_square_links_to_them(grid: Grid) -> None:
     operations.ready(grid.store, "orders", ["1", "2"])
     one, other = (grid.store.claim("copy", owner=new_owner())[0] for _ in range(2))
     grid.store.finish(one)

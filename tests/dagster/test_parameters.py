@@ -91,16 +91,16 @@ def by_position(chunk: Chunk, context: dg.AssetExecutionContext, /) -> None: ...
         (lambda context: None, "takes no chunk. It may take"),
         (
             lambda chunk, warehouse: None,
-            "has a parameter 'warehouse', and nothing gives it. It may",
+            "has a parameter 'warehouse' that nothing provides. It may",
         ),
-        (lambda chunk, *, other: None, "has a parameter 'other', and nothing gives it"),
-        (config_without_class, "has a parameter 'config', and nothing gives it. It may take"),
-        (config_of_another_name, "is a Scale, which is a dg.Config. Call it `config`."),
-        (unknown_text, "has a parameter 'api', and nothing gives it"),
-        (by_position, "is given 'context' by its name"),
+        (lambda chunk, *, other: None, "has a parameter 'other' that nothing provides"),
+        (config_without_class, "has a parameter 'config' that nothing provides. It may take"),
+        (config_of_another_name, "is a Scale, which is a dg.Config. Name it `config`."),
+        (unknown_text, "has a parameter 'api' that nothing provides"),
+        (by_position, "gets 'context' by name"),
     ],
 )
-def test_a_parameter_that_nothing_gives_is_refused_at_load(
+def test_a_parameter_that_nothing_provides_is_refused_at_load(
     fn: Callable[..., Any], line: str
 ) -> None:
     for load in (
@@ -117,7 +117,7 @@ def test_a_parameter_that_nothing_gives_is_refused_at_load(
 
 
 @pytest.mark.parametrize("fn", [lambda _: None, lambda chunk, _: None, lambda *parts: None])
-def test_what_was_right_before_stays_so(fn: Callable[..., Any]) -> None:
+def test_functions_of_earlier_versions_stay_valid(fn: Callable[..., Any]) -> None:
     tables = DataflowResource.ephemeral(ready={"sales": ["1"]})
     assert tables.materialize([assets_of(fn, name="step")], "1").success
 
@@ -126,7 +126,7 @@ def test_what_was_right_before_stays_so(fn: Callable[..., Any]) -> None:
     ("options", "line"),
     [
         ({"poool": "few"}, "There is no option 'poool' .* Did you mean 'pool'"),
-        ({"kinds": "python"}, "Option 'kinds' .* is a set of names"),
+        ({"kinds": "python"}, "Option 'kinds' .* must be a set of names"),
         ({"config_schema": {"a": int}, "fn": "config"}, "Leave out config_schema"),
     ],
 )
@@ -189,9 +189,9 @@ def test_options_are_given_by_job_to_functions_scripts_and_a_flow(tmp_path: Path
     [
         ({"totl": {}}, "'totl', which no function or script here runs. Did you mean 'total'"),
         ({"total": {}}, "'total', which no function or script here runs"),
-        ({"own": {}}, "'own', which runs by the assets of @dataflow_assets. Give them to @data"),
+        ({"own": {}}, "'own', run by the assets of @dataflow_assets. Give them to @data"),
         ({"load": {"retries": 3}}, "There is no option 'retries' for the assets of job 'load'"),
-        ({"load": {"config_schema": {"a": int}}}, "'load' can't see a config"),
+        ({"load": {"config_schema": {"a": int}}}, "'load' can't receive a config"),
     ],
 )
 def test_options_for_nothing_are_refused_at_load(

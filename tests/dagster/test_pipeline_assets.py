@@ -125,7 +125,7 @@ one_store = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 """Of what is Dagster's affair, not the store's."""
 
 
-def test_a_partition_that_is_added_is_made_step_by_step(line: Line, capfd: Any) -> None:
+def test_an_added_partition_is_produced_step_by_step(line: Line, capfd: Any) -> None:
     ran = line.materialize("sales")
     assert ran.success, ran.reason
     assert line.outcomes() == {
@@ -146,7 +146,7 @@ def test_a_partition_that_is_added_is_made_step_by_step(line: Line, capfd: Any) 
 
 
 @one_store
-def test_without_spark_it_makes_the_same(
+def test_without_spark_the_result_is_the_same(
     line: Line, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance
 ) -> None:
     assert line.materialize("sales", "report").success
@@ -157,7 +157,7 @@ def test_without_spark_it_makes_the_same(
     monkeypatch.setattr("opendataflow_dagster.spark.session.spark_session", None)
     shutil.rmtree(line.root / "output")
     monkeypatch.setenv("MASTER", "spark://far:1")
-    assert "the engine local" in line.materialize("sales", "report", key="local").reason
+    assert "the local engine" in line.materialize("sales", "report", key="local").reason
     monkeypatch.delenv("MASTER")
     ran = line.materialize("sales", "report", key="local")
     assert ran.success, ran.reason
@@ -179,7 +179,7 @@ def domain_of(asset: dg.AssetsDefinition) -> str:
     return str(partitions.name).removeprefix("dataflow/")
 
 
-def test_what_reads_it_is_below_it_and_made_in_the_same_run(line: Line) -> None:
+def test_downstream_pipelines_run_in_the_same_run(line: Line) -> None:
     graph = line.definitions.resolve_asset_graph()
     assert graph.get(dg.AssetKey("report")).parent_keys == {dg.AssetKey("sales")}
     ran = line.materialize("sales", "report")
@@ -191,7 +191,7 @@ def test_what_reads_it_is_below_it_and_made_in_the_same_run(line: Line) -> None:
 
 
 @one_store
-def test_what_is_ready_is_skipped_and_what_is_below_goes_on(line: Line) -> None:
+def test_ready_chunks_are_skipped_and_downstream_steps_run(line: Line) -> None:
     assert line.materialize("sales").success
     ran = line.materialize("sales", "report")
     assert ran.success
@@ -259,7 +259,7 @@ def test_a_missing_source_fails_before_anything_is_claimed(line: Line) -> None:
     assert statuses(line.store) == {}
 
 
-def test_a_run_without_partition_makes_the_next_chunk(line: Line) -> None:
+def test_a_run_without_partition_produces_the_next_chunk(line: Line) -> None:
     assert line.materialize("sales", key=None, catch_up="true").success
     assert line.outcomes() == {
         "daily.begin": "success",
@@ -272,7 +272,7 @@ def test_a_run_without_partition_makes_the_next_chunk(line: Line) -> None:
     assert list(line.materialize("sales", key=None, catch_up="true").made) == [("sales", second)]
 
 
-def test_items_are_left_to_odf_serve_unless_one_is_asked_for(line: Line) -> None:
+def test_items_are_left_to_odf_serve_unless_a_run_names_one(line: Line) -> None:
     [accepted] = accept(line.store, [Post("signups", ('{"name": "Bob \\"x\\""}',))])
     [item] = accepted.dataids  # type: ignore[union-attr]
     assert line.materialize("signups", key=None, catch_up="true").made == {}
@@ -293,7 +293,7 @@ def test_a_run_that_would_lose_items_ends_before_its_transformations(line: Line)
     before = line.output("signups")
 
     ran = line.materialize("signups", domain="signups")
-    assert "holds what 1 item has appended, and this run would replace it" in ran.reason
+    assert "has rows that 1 item has appended, and this run would replace them" in ran.reason
     assert line.outcomes() == {"signups.begin": "success", "signups.join": "failure"}
     assert status(line.store, "signups", ONE, "signups") == "FAILED"
     assert not [each for each in steps(line.store, "signups", ONE) if each["transformation"]]
@@ -320,7 +320,7 @@ def test_an_older_run_is_held_before_its_transformations(line: Line) -> None:
 
 
 @one_store
-def test_a_claim_that_was_taken_over_ends_the_run_in_a_line(
+def test_a_claim_recovered_by_another_worker_ends_the_run_in_one_line(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from opendataflow_dagster.pipelines.engine import Engine
@@ -341,7 +341,7 @@ def test_a_claim_that_was_taken_over_ends_the_run_in_a_line(
         "daily.total": "failure",
     }
     assert "was taken over" in ran.reason
-    assert "launch the partition as a whole" in ran.reason
+    assert "launch the whole partition" in ran.reason
     assert status(line.store, "sales", ONE, "daily") == "RESUBMIT"
     assert line.left() == []
 
@@ -462,7 +462,7 @@ class Ticking:
         return {name for name, _ in ran.made}
 
 
-def test_a_run_is_begun_when_it_is_due_and_what_reads_it_follows(line: Line) -> None:
+def test_a_due_run_is_started_and_downstream_runs_follow(line: Line) -> None:
     ticking = Ticking(line)
     assert ticking.tick() == []
     assert "nothing claimable: daily, report" in ticking.said.skip_message
@@ -489,7 +489,7 @@ def test_a_run_is_begun_when_it_is_due_and_what_reads_it_follows(line: Line) -> 
 
 
 @one_store
-def test_a_run_that_is_sent_back_is_launched_at_once(line: Line) -> None:
+def test_a_resubmitted_run_is_launched_at_once(line: Line) -> None:
     ticking = Ticking(line)
     policy(line.store, "daily", every_minutes=1440)
     [request] = ticking.tick()
@@ -505,7 +505,7 @@ def test_a_run_that_is_sent_back_is_launched_at_once(line: Line) -> None:
 
 
 @one_store
-def test_there_is_a_run_for_each_chunk_that_waits_and_none_for_items(line: Line) -> None:
+def test_each_waiting_chunk_gets_a_run_and_items_get_none(line: Line) -> None:
     ticking = Ticking(line, runs_per_job=2)
     for _ in range(3):
         new_run(line.store, "daily")
@@ -518,7 +518,7 @@ def test_there_is_a_run_for_each_chunk_that_waits_and_none_for_items(line: Line)
 
 
 @one_store
-def test_steps_in_processes_of_their_own_hand_on_the_claim(line: Line, tmp_path: Path) -> None:
+def test_steps_in_separate_processes_pass_on_the_claim(line: Line, tmp_path: Path) -> None:
     file = line.write(
         "definitions.py",
         f"""
@@ -565,7 +565,7 @@ def test_steps_in_processes_of_their_own_hand_on_the_claim(line: Line, tmp_path:
 
 
 @one_store
-def test_a_faulty_pipeline_is_left_out_and_said(
+def test_a_faulty_pipeline_is_left_out_with_a_warning(
     line: Line, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     line.write(
@@ -595,7 +595,9 @@ def test_a_faulty_pipeline_is_left_out_and_said(
 
 
 @one_store
-def test_pipelines_that_share_a_destination_of_nobody_are_assets_each(line: Line, url: str) -> None:
+def test_pipelines_that_share_an_unread_destination_are_separate_assets(
+    line: Line, url: str
+) -> None:
     line.write(
         "project.yml",
         """
@@ -618,7 +620,7 @@ def test_pipelines_that_share_a_destination_of_nobody_are_assets_each(line: Line
 
 
 @one_store
-def test_names_that_are_taken_or_odd_become_steps_too(line: Line, url: str) -> None:
+def test_taken_and_odd_names_become_valid_step_names(line: Line, url: str) -> None:
     line.write(
         "project.yml",
         """
@@ -675,7 +677,7 @@ def _run_one(definitions: dg.Definitions, instance: dg.DagsterInstance, which: s
 
 
 @one_store
-def test_assets_alone_bring_the_tables_of_their_project(
+def test_assets_without_a_resource_bring_their_projects_tables(
     line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "elsewhere").mkdir()

@@ -131,7 +131,9 @@ def twice(spark: SparkSession, tmp_path: Path, instance: dg.DagsterInstance) -> 
         ("two_ways", "orders_spark"),
     ],
 )
-def test_a_project_is_made_alike(twice: Twice, project: str, slug: str) -> None:
+def test_dagster_and_odf_pipeline_run_write_the_same_bytes(
+    twice: Twice, project: str, slug: str
+) -> None:
     given = PROJECTS / project
     made = twice.by_dagster(given, slug)
     assert list(made) == [f"{slug}.csv"]
@@ -151,10 +153,10 @@ def test_a_frame_that_cant_be_kept_fails_its_transformation(
     project = twice.write(MONEY)
 
     def refused(frame: object, root: Path) -> bytes:
-        raise TransformationError("A frame has a value that can't go to another process")
+        raise TransformationError("A frame has a value that can't be sent to another process")
 
     monkeypatch.setattr(runner, "dumped", refused)
-    with pytest.raises(AssertionError, match="priced: A frame has a value that can't go"):
+    with pytest.raises(AssertionError, match="priced: A frame has a value that can't be sent"):
         twice.by_dagster(project, "p")
     with closing(open_project(project_settings(twice.folder / "dagster" / "p"))) as store:
         [step] = steps(store, "p")

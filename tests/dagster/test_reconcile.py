@@ -93,7 +93,7 @@ def test_a_chunk_is_followed_through_its_life(grid: Grid) -> None:
     grid.agrees()
 
 
-def test_a_materialization_tells_what_is_known_of_the_chunk(grid: Grid) -> None:
+def test_a_materialization_has_the_facts_about_its_chunk(grid: Grid) -> None:
     from opendataflow_dagster.model import Fact
 
     operations.ready(grid.store, "orders", ["1"])
@@ -162,7 +162,7 @@ def test_a_whole_dataset_can_be_renamed(grid: Grid) -> None:
     grid.agrees()
 
 
-def test_keys_stand_in_natural_order_whenever_they_come(grid: Grid) -> None:
+def test_keys_are_in_natural_order_whenever_they_are_added(grid: Grid) -> None:
     for dataids in (["2", "10"], ["9"], ["1", "11"], ["100", "3"]):
         operations.ready(grid.store, "orders", dataids)
         grid.tick()
@@ -180,7 +180,7 @@ def test_odd_ids_are_mirrored_as_they_are(grid: Grid) -> None:
     grid.agrees()
 
 
-def test_what_a_person_did_to_the_grid_is_put_right(grid: Grid) -> None:
+def test_what_a_person_changed_in_the_grid_is_repaired(grid: Grid) -> None:
     operations.ready(grid.store, "orders", WEEK)
     make(grid.store, WEEK[0])
     make(grid.store, WEEK[1], fail=True)
@@ -211,7 +211,7 @@ def test_what_a_person_did_to_the_grid_is_put_right(grid: Grid) -> None:
     grid.agrees()
 
 
-def test_with_the_storage_wiped_the_grid_is_built_anew(grid: Grid) -> None:
+def test_with_the_storage_wiped_the_grid_is_rebuilt(grid: Grid) -> None:
     operations.ready(grid.store, "orders", WEEK)
     make(grid.store, *WEEK[:3])
     make(grid.store, WEEK[3], fail=True)
@@ -226,7 +226,7 @@ def test_with_the_storage_wiped_the_grid_is_built_anew(grid: Grid) -> None:
 
 
 @pytest.mark.parametrize("cursor", ["", "no JSON", '{"log": "of another store"}', '{"new": 1}'])
-def test_a_cursor_that_makes_no_sense_means_the_beginning(grid: Grid, cursor: str) -> None:
+def test_an_invalid_cursor_starts_from_the_beginning(grid: Grid, cursor: str) -> None:
     operations.ready(grid.store, "orders", WEEK)
     if "another" in cursor:
         cursor = json.dumps({"log": "99999999:9999", "layout": "x"})
@@ -238,7 +238,7 @@ def test_a_cursor_that_makes_no_sense_means_the_beginning(grid: Grid, cursor: st
     grid.agrees()
 
 
-def test_a_tick_cut_short_is_gone_on_with(grid: Grid) -> None:
+def test_the_next_tick_continues_one_that_ran_out_of_time(grid: Grid) -> None:
     many = [str(number) for number in range(3500)]
     operations.ready(grid.store, "orders", many)
     ticks = 1
@@ -256,7 +256,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("step", ["replace_keys", "make", "plan", "clear", "forget_cache"])
-def test_killed_anywhere_the_next_tick_repairs(
+def test_after_a_kill_anywhere_the_next_tick_repairs(
     grid: Grid, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, real = grid.store, getattr(Mirror, step)
@@ -290,7 +290,7 @@ def test_killed_anywhere_the_next_tick_repairs(
     grid.agrees()
 
 
-def test_a_live_run_is_left_to_tell_how_it_ends(grid: Grid) -> None:
+def test_a_live_run_is_left_to_report_its_end(grid: Grid) -> None:
     operations.ready(grid.store, "orders", WEEK)
     parts = NAMES.partitions_def("orders")
     grid.tick()
@@ -504,7 +504,7 @@ def test_a_tick_with_nothing_new_writes_nothing(grid: Grid) -> None:
     assert time.time() - started < 30
 
 
-def test_a_cache_that_a_page_brings_back_is_forgotten_again(grid: Grid) -> None:
+def test_a_stale_cache_restored_by_a_page_is_cleared_again(grid: Grid) -> None:
     operations.ready(grid.store, "orders", WEEK)
     make(grid.store, WEEK[0])
     grid.tick()
@@ -521,7 +521,7 @@ def test_a_cache_that_a_page_brings_back_is_forgotten_again(grid: Grid) -> None:
     grid.agrees()
 
 
-def test_events_whose_numbers_were_given_again_are_news(grid: Grid) -> None:
+def test_events_with_reused_numbers_are_news(grid: Grid) -> None:
     operations.ready(grid.store, "orders", WEEK)
     make(grid.store, WEEK[0])
     grid.tick()

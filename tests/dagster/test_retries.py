@@ -95,7 +95,7 @@ def why_failed(result: dg.ExecuteInProcessResult) -> str:
     return str(failure and failure.description)
 
 
-def test_a_chunk_is_claimed_anew_for_each_retry_and_the_others_are_left_alone(
+def test_a_chunk_is_claimed_again_for_each_retry_and_the_others_are_left_alone(
     store: Store, run: Run, waits: list[Any]
 ) -> None:
     tries: list[tuple[str, int, int]] = []
@@ -139,7 +139,7 @@ class Api(dg.ConfigurableResource):
 
 
 @pytest.mark.parametrize("how", ["function", "check", "warning", "resource"])
-def test_after_the_last_retry_that_was_requested_it_is_failed(
+def test_after_the_last_retry_the_chunk_is_failed(
     store: Store, run: Run, waits: list[Any], how: str
 ) -> None:
     options: dict[str, Any] = {}
@@ -164,7 +164,7 @@ def test_after_the_last_retry_that_was_requested_it_is_failed(
     check(store)
 
 
-def test_between_two_tries_a_chunk_is_the_runs_own(
+def test_between_two_tries_the_run_keeps_its_chunk(
     store: Store, run: Run, waits: list[Any]
 ) -> None:
     found = []
@@ -220,7 +220,7 @@ def test_a_check_that_fails_is_retried_by_the_policy(
     assert [bool(validated) for (validated,) in rows] == [False, True]
 
 
-def test_what_was_offered_is_retried_and_an_earlier_failure_stays_one(
+def test_a_retry_without_partitions_keeps_earlier_failures(
     store: Store, run: Run, waits: list[Any]
 ) -> None:
     policy(store, "loadbob", concurrency=1)
@@ -243,7 +243,7 @@ def test_what_was_offered_is_retried_and_an_earlier_failure_stays_one(
     check(store)
 
 
-def test_what_is_kept_gives_way_to_the_others_of_the_run(
+def test_kept_claims_give_way_to_other_chunks_of_the_run(
     store: Store, run: Run, waits: list[Any]
 ) -> None:
     policy(store, "loadbob", concurrency=1)
@@ -258,7 +258,7 @@ def test_what_is_kept_gives_way_to_the_others_of_the_run(
     check(store)
 
 
-def test_a_forced_chunk_is_made_once_and_not_again_by_the_retry_of_another(
+def test_a_forced_chunk_isnt_produced_again_by_the_retry_of_another(
     store: Store, run: Run, waits: list[Any]
 ) -> None:
     assert run(lambda chunk: None, *"12").success

@@ -111,7 +111,7 @@ def test_today_is_launched_once_and_again_after_a_resubmit(daily: Daily) -> None
     assert daily.made == [daily.today] * 2
 
 
-def test_what_is_held_or_at_work_or_paused_is_left_alone(daily: Daily) -> None:
+def test_chunks_on_hold_at_work_or_paused_are_not_launched(daily: Daily) -> None:
     request = daily.tick()
     assert isinstance(request, dg.RunRequest)
     run = daily.instance.create_run_for_job(
@@ -146,7 +146,7 @@ def test_today_waits_for_the_other_inputs(daily: Daily) -> None:
     assert daily.made == [daily.today]
 
 
-def test_every_so_many_minutes_is_counted_from_the_last_launch(
+def test_every_minutes_counts_from_the_last_launch(
     daily: Daily, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy(daily.store, "daily", every_minutes=45)
@@ -183,7 +183,7 @@ def test_with_the_database_away_a_tick_says_so(daily: Daily, tmp_path: Path) -> 
         (1500, "UTC", "1 */1 * * *"),
     ],
 )
-def test_a_schedule_comes_round_often_enough_for_the_dial(
+def test_a_schedule_ticks_often_enough_for_the_dial(
     minutes: int | None, zone: str | None, expected: str
 ) -> None:
     assert cron(minutes, zone) == expected
@@ -193,7 +193,7 @@ def test_a_schedule_comes_round_often_enough_for_the_dial(
         """Dagster takes it."""
 
 
-def test_days_begin_where_the_machine_is_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_days_begin_in_the_machines_time_zone_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert zone_name("Asia/Tokyo") == "Asia/Tokyo"
     with pytest.raises(WrongUse):
         zone_name("Nowhere/Land")

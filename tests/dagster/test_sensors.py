@@ -50,7 +50,7 @@ def test_a_tick_mirrors_and_keeps_its_cursor(grid: Grid) -> None:
     assert json.loads(kept or "")["log"] == json.loads(cursor or "")["log"]
 
 
-def test_a_tick_counts_by_status_and_names_the_jobs_that_made_trouble(grid: Grid) -> None:
+def test_a_tick_counts_by_status_and_names_failing_jobs(grid: Grid) -> None:
     sensor = reconcile_sensor(resource(grid))
     operations.ready(grid.store, "orders", ["1", "2", "3", "4"])
     _, cursor = tick(sensor, grid.instance)
@@ -90,7 +90,7 @@ def test_a_tick_recovers_leases_that_ran_out(grid: Grid) -> None:
     assert truths(grid.store, "copies")[DAYS[0]].status == RESUBMIT
 
 
-def test_tables_that_are_not_there_are_one_line(
+def test_missing_tables_are_reported_in_one_line(
     instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
     sensor = reconcile_sensor(DataflowResource(url=f"sqlite:///{tmp_path}/none/at/all.db"))
@@ -144,7 +144,7 @@ def test_a_dagster_that_cannot_be_read_is_not_taken_for_an_outage(
         tick(reconcile_sensor(resource(grid)), grid.instance)
 
 
-def test_names_of_ones_own(grid: Grid) -> None:
+def test_a_sensor_may_have_another_name(grid: Grid) -> None:
     class House(type(NAMES)):
         def asset_key(self, datasetid: str) -> dg.AssetKey:
             return dg.AssetKey(["house", datasetid])

@@ -91,7 +91,7 @@ def unchanged(store: Store, work: Any) -> bool:
         (State.SUCCESS, "RESUBMIT", "run {} ended without settling it: w1 lost claim 1 of 5"),
     ],
 )
-def test_what_an_ended_run_held_is_settled(
+def test_the_chunks_of_an_ended_run_are_settled(
     job: Store, instance: dg.DagsterInstance, ended: State, after: str, why: str
 ) -> None:
     run = begin(job, instance, ended)
@@ -141,7 +141,7 @@ def test_a_run_that_died_while_it_was_canceled_is_canceled(
     assert state(instance, run) == State.CANCELED
 
 
-def test_a_run_with_one_worker_alive_goes_on(job: Store, instance: dg.DagsterInstance) -> None:
+def test_a_run_with_one_live_worker_continues(job: Store, instance: dg.DagsterInstance) -> None:
     run = begin(job, instance)
     begin_work(job, "w2", run.run_id, "job", 60)
     lose(job)
@@ -169,7 +169,7 @@ def test_a_run_of_another_dagster_is_left_to_it_for_a_while(
     assert [each.status for each in end_lost_runs(job, instance, silence=-60)] == ["RESUBMIT"]
 
 
-def test_killed_between_the_end_of_the_run_and_its_settlement(
+def test_a_kill_between_the_runs_end_and_settlement_is_repaired(
     job: Store, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = begin(job, instance)
@@ -218,7 +218,7 @@ def test_the_sensor_settles_and_says_when_it_cannot(
     begin(job, instance, State.CANCELED)
     assert said_by(sensor, instance) == "1 chunk of ended runs settled."
     assert status(job, "b", "1", "job") == "HOLD"
-    assert said_by(sensor, instance) == "No run that has ended holds a chunk."
+    assert said_by(sensor, instance) == "No ended run holds a chunk."
 
     away = settlement_sensor(DataflowResource(url=f"sqlite:///{tmp_path / 'away.db'}"))
     line = said_by(away, instance)

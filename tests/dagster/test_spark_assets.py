@@ -126,7 +126,7 @@ def test_a_job_that_is_given_twice_is_called_by_its_function(
     with pytest.raises(WrongUse, match="by the assets of @dataflow_assets and by function double"):
         build_definitions(dataflow, assets=[mine], functions={"double": spark_job(double)})
     build_definitions(dataflow, functions={"nope": spark_job(double)})
-    assert "Job 'nope', which function double is given for, isn't registered" in caplog.text
+    assert "Job 'nope' isn't registered, but function double is for it" in caplog.text
 
 
 def plain(chunk: Chunk) -> None: ...
@@ -142,7 +142,7 @@ def unique_n(chunk: Chunk) -> bool:
         (lambda first, second: None, {}, None),
         (spark_job(lambda first, second: None), {}, "reads no such dataset"),
         (spark_job(double, expect={"uniqe": ["n"]}), {}, "did you mean|Choose from"),
-        (plain, {"pyspark": True}, "pyspark=True is for functions of DataFrames, and plain of"),
+        (plain, {"pyspark": True}, "pyspark=True is for functions of DataFrames, which plain of"),
         (
             spark_job(double, expect={"unique": ["n"]}),
             {"checks": [dataflow_check()(unique_n)]},
@@ -178,7 +178,7 @@ class Sessionless:
     ("error", "told"),
     [
         (WrongUse("spark.remote is wrong"), "spark.remote is wrong"),
-        (RuntimeError("gateway\nexited"), "Spark gives no session: RuntimeError: gateway exited"),
+        (RuntimeError("gateway\nexited"), "Spark started no session: RuntimeError: gateway exited"),
     ],
 )
 @pytest.mark.parametrize("how", [{}, {"batch": 3}, {"threads": 2}])
@@ -301,9 +301,7 @@ def test_the_evidence_is_in_the_metadata(line: Line, run: Run) -> None:
     assert shown["dagster/column_schema"] == schema
 
 
-def test_a_chunk_of_other_hands_shows_its_schema_too(
-    line: Line, dataflow: DataflowResource
-) -> None:
+def test_a_chunk_produced_outside_shows_its_schema(line: Line, dataflow: DataflowResource) -> None:
     line.run("double", double)
     known = truths(line.store, "doubled", ["1"])
     fact = facts(line.store, "doubled", known)["1"]
@@ -327,7 +325,7 @@ def test_a_schema_is_read_without_spark() -> None:
     assert columns_of("") == []
 
 
-def test_what_is_expected_are_checks_of_the_asset(line: Line, run: Run) -> None:
+def test_expectations_are_checks_of_the_asset(line: Line, run: Run) -> None:
     job = spark_job(double, expect={"range": {"n": (1, None)}, "warn": {"rows": {"max": 5}}})
 
     ran = run(job)
@@ -376,7 +374,7 @@ def test_the_checks_page_says_what_is_expected(dataflow: DataflowResource) -> No
     told = {each.name: (each.blocking, each.description) for each in made.check_specs}
     assert told == {
         "range_n": (True, "Rows that are outside 0≤n≤9 fail it."),
-        "unique_n": (False, "n: no two rows have the same."),
+        "unique_n": (False, "n: no two rows have the same values."),
         "tidy": (False, "The rows are tidy."),
         STALE_CHECK: (False, stale_check("doubled").description),
     }
@@ -394,14 +392,16 @@ def test_a_bad_chunk_fails_alone(line: Line, run: Run, how: dict[str, int]) -> N
 
     assert ran.counts == {"made": 5, "skipped": 0, "refused": 0, "failed": 1, "lost": 0}
     assert {key for _, key in ran.made} == set("12456")
-    assert ran.reason.startswith("1 of 6 chunks of job 'double' weren't made:\n3: [DIVIDE_BY_ZERO]")
+    assert ran.reason.startswith(
+        "1 of 6 chunks of job 'double' weren't produced:\n3: [DIVIDE_BY_ZERO]"
+    )
     assert line.status("doubled", "3", "double") == "FAILED"
     assert line.left() == []
     assert sql(line.store, "select * from claim where owner is not null") == []
 
 
 @pytest.mark.parametrize("how", [{"batch": 6}, {"threads": 3}])
-def test_a_chunk_that_another_has_taken_over_is_lost_alone(
+def test_a_chunk_recovered_by_another_worker_is_lost_alone(
     line: Line, run: Run, how: dict[str, int]
 ) -> None:
     policy(line.store, "double", lease_seconds=1)
@@ -432,7 +432,7 @@ def slowly(n: int, folder: str) -> int:
 
 
 @pytest.mark.parametrize("how", [{}, {"batch": 3}, {"threads": 2}])
-def test_an_interrupted_run_settles_all_that_it_has_in_hand(
+def test_an_interrupted_run_settles_all_its_claims(
     line: Line, run: Run, how: dict[str, int], tmp_path: Path, spark: SparkSession
 ) -> None:
     def slow(numbers: DataFrame) -> DataFrame:
@@ -470,7 +470,7 @@ def test_an_interrupted_run_settles_all_that_it_has_in_hand(
     assert not list((line.folder / "doubled").glob("dataid=*"))
 
 
-def test_an_attempt_that_is_granted_at_once_is_made_in_the_same_run(line: Line, run: Run) -> None:
+def test_an_attempt_granted_without_delay_runs_in_the_same_run(line: Line, run: Run) -> None:
     policy(line.store, "double", max_attempts=2)
     calls: list[int] = []
 
@@ -484,7 +484,7 @@ def test_an_attempt_that_is_granted_at_once_is_made_in_the_same_run(line: Line, 
     assert {line.status("doubled", each, "double") for each in "123456"} == {"READY"}
 
 
-def test_long_jobs_tell_quietly_how_far_they_are(
+def test_long_jobs_log_their_progress(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "PROGRESS_SECONDS", 0.3)
@@ -526,7 +526,7 @@ def test_a_chunk_past_its_time_limit_is_ended(line: Line, run: Run, how: dict[st
     assert line.left() == []
 
 
-def test_what_the_tables_offer_is_made_in_batches(line: Line, run: Run) -> None:
+def test_offered_chunks_are_produced_in_batches(line: Line, run: Run) -> None:
     put(line.store, "numbers", "4", "HOLD", jobid="copy")
     sizes: list[int] = []
 

@@ -86,7 +86,7 @@ def test_a_frame_of_spark_is_read_and_published_with_its_evidence(
     check(store)
 
 
-def test_what_was_read_is_told_with_generation_and_fingerprint(store: Store, run: Run) -> None:
+def test_the_read_generation_and_fingerprint_are_logged(store: Store, run: Run) -> None:
     first = run(writer(lambda df: df), "1").metadata()
 
     ran = run(reader(DataFrame, []), "1")
@@ -107,14 +107,14 @@ def test_other_columns_than_the_last_chunks_are_refused_unless_declared(
     ran = run(writer(lambda df: df.selectExpr(*more)), "2")
     assert ran.reason.startswith(
         "FAILED: NOT_VALIDATED: the schema of 'bobout' differs from its last chunk '1': column "
-        "'more' is new. If it is meant so: give the asset the metadata "
+        "'more' is new. If that is intended: give the asset the metadata "
         """{"opendataflow/schema": "merge"}, or "any"."""
     )
     assert status(store, "bobout", "2", "loadbob") == "FAILED"
 
     how = {"opendataflow/schema": "other"}
     ran = run(writer(lambda df: df.selectExpr(*more), metadata=how), "2", resubmit="true")
-    assert "'other' isn't known: choose from 'same', 'merge', 'any'" in ran.reason
+    assert "'other': choose from 'same', 'merge', 'any'" in ran.reason
 
     how = {"opendataflow/schema": "merge"}
     ran = run(writer(lambda df: df.selectExpr(*more), metadata=how), "2", resubmit="true")
@@ -167,10 +167,10 @@ def test_partitions_that_have_nothing_in_common_are_refused_by_name(
     ran = run(reader(DataFrame, []), "1", "2")
 
     assert not ran.success
-    assert "don't become one: in chunk '2', column 'n' was int and is string. Annot" in ran.reason
+    assert "can't be combined: in chunk '2', column 'n' was int and is string. Annot" in ran.reason
 
 
-def test_a_frame_of_data_that_was_made_anew_since_is_refused(
+def test_a_frame_computed_from_replaced_data_is_refused(
     store: Store,
     run: Run,
     tmp_path: Path,
@@ -186,13 +186,13 @@ def test_a_frame_of_data_that_was_made_anew_since_is_refused(
 
     ran = run(asset(total), "1")
 
-    assert ran.reason.startswith("DATA_NOT_READY: 'bobout' was made anew while this chunk was")
+    assert ran.reason.startswith("DATA_NOT_READY: 'bobout' was replaced while this chunk was")
     assert status(store, "total", "1", "sum") is None
     assert not (tmp_path / "total").exists()
     check(store)
 
 
-def test_what_spark_says_of_a_bad_frame_is_one_line_and_nothing_is_left(
+def test_sparks_error_about_a_bad_frame_is_one_line_and_nothing_is_left(
     store: Store,
     run: Run,
     tmp_path: Path,
@@ -205,7 +205,7 @@ def test_what_spark_says_of_a_bad_frame_is_one_line_and_nothing_is_left(
     assert not list((tmp_path / "bobout").iterdir())
 
 
-def test_a_long_job_tells_quietly_how_far_it_is(
+def test_a_long_job_logs_its_progress(
     store: Store,
     run: Run,
     monkeypatch: pytest.MonkeyPatch,
@@ -346,7 +346,7 @@ def test_an_empty_chunk_of_spark_has_its_columns_in_pandas(
     assert seen[0]["id"].dtype == np.int64
 
 
-def test_orc_is_for_spark_alone_and_the_failure_says_so(
+def test_reading_orc_without_spark_fails_with_that_reason(
     run: Run,
     spark_wrote: Callable[..., None],
 ) -> None:
@@ -437,7 +437,7 @@ def test_the_session_is_that_of_the_resource_if_there_is_one(
     assert len(asked) == 1  # who wants no frame of Spark starts none
 
 
-def test_a_note_tells_the_schema(spark_wrote: Callable[..., None], tmp_path: Path) -> None:
+def test_a_chunks_note_has_its_schema(spark_wrote: Callable[..., None], tmp_path: Path) -> None:
     spark_wrote([(1,)], "n int")
 
     note = json.loads((tmp_path / "bobout" / "dataid=1" / "_odf.json").read_text())

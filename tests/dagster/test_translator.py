@@ -88,7 +88,7 @@ def test_an_op_name_is_what_dagster_allows(jobid: str) -> None:
     assert unescaped_word(op.name) == jobid
 
 
-def test_a_spec_says_where_a_dataset_is_and_what_it_is_made_of(store: Store) -> None:
+def test_a_spec_has_the_datasets_place_and_its_inputs(store: Store) -> None:
     add_dataset(store, "bobin", domain="sales/eu")
     add_dataset(store, "bobout", hostname="here", tablename="orders", format="parquet")
     register(store, "loadbob", ["bobin", "today"], ["bobout"])

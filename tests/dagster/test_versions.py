@@ -156,7 +156,7 @@ def told(event: dg.AssetMaterialization) -> dict[str, Any]:
     return {name.removeprefix("opendataflow/"): each.value for name, each in event.metadata.items()}
 
 
-def test_what_was_made_of_replaced_data_is_stale_in_dagster_too(flow: Flow) -> None:
+def test_a_chunk_of_replaced_data_is_stale_in_dagster_too(flow: Flow) -> None:
     day = DAYS[0]
     flow.arrive(day)
     flow.make("copies", day)
@@ -170,7 +170,7 @@ def test_what_was_made_of_replaced_data_is_stale_in_dagster_too(flow: Flow) -> N
     assert not any(flow.agrees().values())
 
 
-def test_data_that_is_the_same_again_makes_nothing_stale(flow: Flow) -> None:
+def test_producing_the_same_data_again_makes_nothing_stale(flow: Flow) -> None:
     day = DAYS[0]
     flow.print_of["copies"] = "the same"
     flow.arrive(day)
@@ -190,7 +190,7 @@ def test_data_that_is_the_same_again_makes_nothing_stale(flow: Flow) -> None:
     assert told(flow.event("copies", day))["generation"] == generation
 
 
-def test_a_run_right_after_its_input_came_is_not_stale(flow: Flow) -> None:
+def test_a_run_right_after_its_input_became_ready_is_not_stale(flow: Flow) -> None:
     """Dagster hears of the input only afterwards."""
     day = DAYS[0]
     flow.arrive(day)
@@ -257,7 +257,7 @@ BACKFILL = {"dagster__backfill": "gone"}
         ("remake", 1, BACKFILL, True),
     ],
 )
-def test_the_dial_says_whether_stale_chunks_are_made_again(
+def test_the_dial_says_whether_stale_chunks_are_produced_again(
     flow: Flow, dial: str, days: int, tags: dict[str, str], is_made: bool
 ) -> None:
     registry.set_policy(flow.store, "copy", {"on_stale": dial})
@@ -271,7 +271,7 @@ def test_the_dial_says_whether_stale_chunks_are_made_again(
     assert flow.agrees()["copies", DAYS[0]] is not is_made
 
 
-def test_what_cannot_be_made_again_now_is_left_as_it_is(flow: Flow) -> None:
+def test_stale_chunks_that_cannot_be_claimed_stay_unchanged(flow: Flow) -> None:
     """A READY chunk isn't given up for one that can't be made: its readers go on."""
     day = DAYS[0]
     registry.add_job(flow.store, "copy", ["orders", "rates"], ["copies"])
@@ -309,7 +309,7 @@ def test_dagster_and_the_tables_agree_after_random_changes(flow: Flow, seed: int
     flow.agrees()
 
 
-def test_a_first_look_at_old_tables_tells_what_is_stale(flow: Flow) -> None:
+def test_the_first_tick_on_old_tables_finds_stale_chunks(flow: Flow) -> None:
     """Dagster knows no event of what was consumed then."""
     for day in DAYS[:2]:
         flow.arrive(day)

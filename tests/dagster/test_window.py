@@ -68,7 +68,7 @@ def test_the_newest_chunks_are_shown(grid: Grid) -> None:
     agrees(grid)
 
 
-def test_what_is_to_do_is_shown_however_old(grid: Grid) -> None:
+def test_unfinished_chunks_are_shown_however_old(grid: Grid) -> None:
     add(grid, *range(1, 21))
     tick(grid)
     operations.resubmit(grid.store, "copy", ["3"])
@@ -90,14 +90,14 @@ def test_what_is_to_do_is_shown_however_old(grid: Grid) -> None:
     agrees(grid)
 
 
-def test_what_waits_for_a_job_is_shown(grid: Grid) -> None:
+def test_chunks_that_wait_for_a_job_are_shown(grid: Grid) -> None:
     operations.ready(grid.store, "orders", texts(1, 8))
     tick(grid)
     assert grid.keys() == texts(1, 8), "all can be claimed"
     agrees(grid)
 
 
-def test_no_partition_goes_while_a_backfill_is_open(grid: Grid) -> None:
+def test_no_partition_is_removed_while_a_backfill_is_open(grid: Grid) -> None:
     add(grid, *range(1, 6))
     tick(grid)
     backfill = PartitionBackfill("b", BulkActionStatus.REQUESTED, False, {}, 0.0)

@@ -149,7 +149,9 @@ def test_items_are_consumed_and_a_worker_that_dies_is_started_again(served: Serv
     until(lambda: served.status(second) == "READY")
     assert time.monotonic() - began < 20
 
-    ready = "Ready: items of live, quiet are worked on as they come; quiet needs `odf token quiet`"
+    ready = (
+        "Ready: items of live, quiet are processed as they arrive; quiet needs `odf token quiet`"
+    )
     assert served.said().count(ready) == 1
 
     old = served.worker()
@@ -311,7 +313,7 @@ def test_a_second_worker_of_the_project_stands_by(tmp_path: Path) -> None:
         with alone(tmp_path, bell, said.append) as second:
             assert not second
     assert bell.over
-    assert said == ["Another worker consumes this project's items: this one stands by"]
+    assert said == ["Another worker consumes this project's items: this one is on standby"]
 
 
 def test_each_pipeline_at_work_has_a_task(monkeypatch: pytest.MonkeyPatch) -> None:

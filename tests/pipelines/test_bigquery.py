@@ -165,8 +165,8 @@ def test_what_it_cannot_keep_fails_alone_and_one_that_is_away_is_waited_for(
     for verdict, words in zip(
         verdicts[1:],
         (
-            "column 'text' has a text that isn't Unicode",
-            "column 'n' has a whole number of more",
+            "column 'text' has a string that isn't Unicode",
+            "column 'n' has an integer of more",
             "column 'text' has an empty dict",
             "column text",
             "two columns are called 'n'",
@@ -232,7 +232,7 @@ def test_a_table_a_view_and_a_select_are_read(
 def test_a_source_is_read_only(store: Store, project: Project, big: BigQuery, text: str) -> None:
     add(store, big, tablename=text)
 
-    with pytest.raises(Refused, match="registered with a SCRIPT, and a source is read only"):
+    with pytest.raises(Refused, match="registered with a SCRIPT, but a source is only read"):
         source_of(store, project, "sums").pandas()
     with pytest.raises(Refused, match="is a SELECT, which can't be written to"):
         to(store, project)
@@ -251,10 +251,10 @@ def test_what_isnt_there_is_told_in_a_line(store: Store, project: Project, big: 
     with pytest.raises(Refused, match="registered without its dataset"):
         source_of(store, project, "sums")
     add_dataset(store, "sums", schemaname="main", hostname="http://example.org")
-    with pytest.raises(Refused, match="could be read on the way"):
+    with pytest.raises(Refused, match="would be sent unencrypted"):
         source_of(store, project, "sums").pandas()
     add_dataset(store, "sums", hostname="example.org")
-    with pytest.raises(Refused, match="is no URL of an endpoint"):
+    with pytest.raises(Refused, match="isn't an endpoint's URL"):
         source_of(store, project, "sums").pandas()
 
 

@@ -301,16 +301,16 @@ def test_a_source_that_is_made_by_a_pipeline_and_so_not_read_is_told(anywhere: C
     anywhere.write("clean", SAME)
     anywhere.write("merge", SAME)
     line = (
-        "sources/cleaned-events.csv is not read: pipeline 'clean' makes it. "
+        "sources/cleaned-events.csv isn't read: pipeline 'clean' produces it. "
         "Run: odf pipeline run clean"
     )
     anywhere.run("merge")
     assert "nothing claimable" in anywhere.said[0]
-    assert not any("is not read" in each for each in anywhere.said)
+    assert not any("isn't read" in each for each in anywhere.said)
 
     (anywhere.root / "sources" / "cleaned-events.csv").write_text(EVENTS)
     assert anywhere.run("merge") == Outcome(0)
     assert anywhere.said[1].endswith(f": {line}")
     anywhere.run("clean")
     assert anywhere.run("merge") == Outcome(0, done=1)
-    assert not any("is not read" in each for each in anywhere.said)
+    assert not any("isn't read" in each for each in anywhere.said)

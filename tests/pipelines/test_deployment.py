@@ -20,7 +20,7 @@ from tests.support.disks import fill, small
 from tests.support.postgres import Server
 from tests.support.store_fixtures import close
 
-STAYS = "The project stays as it was: "
+STAYS = "The project stays unchanged: "
 
 __all__ = ["small"]
 
@@ -161,7 +161,7 @@ def test_while_the_database_is_away_nothing_is_refused(
         assert "refused" not in client.http.get("/health").json()
         postgres_server.start()
         wait_until(lambda: client.post({"a": 1}, slug="more").status_code == 403, LONG)
-        assert not [line for line in client.said if "stays as it was" in line]
+        assert not [line for line in client.said if "stays unchanged" in line]
     close(store)
 
 
@@ -415,7 +415,7 @@ def test_a_file_that_never_ends_loading_is_told(
     (root / "pipelines" / "live" / "add.py").write_text("import time\ntime.sleep(600)\n" + ADD)
     monkeypatch.setattr(deployment, "CHECK_SECONDS", 8.0)
     assert deployment.check(_version(root), local=True)["pipelines/live/add.py"] == (
-        "pipelines/live/add.py: it isn't loaded in 8 s"
+        "pipelines/live/add.py: it didn't load within 8 s"
     )
 
 

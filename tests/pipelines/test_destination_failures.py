@@ -63,29 +63,32 @@ NOWHERE = ("half a character", "half a character in a name")
 """What no place keeps."""
 
 SAYS: dict[tuple[str, str], str] = {
-    ("parquet", "half a character"): "column 'v' has a text that isn't Unicode",
-    ("parquet", "half a character within"): "column 'v' has a text that isn't Unicode",
-    ("parquet", "half a character in a name"): r"column 'v\\ud800' is called by a text that isn't",
-    ("parquet", "longer number"): "column 'v' has a whole number of more than 64 bits",
+    ("parquet", "half a character"): "column 'v' has a string that isn't Unicode",
+    ("parquet", "half a character within"): "column 'v' has a string that isn't Unicode",
+    (
+        "parquet",
+        "half a character in a name",
+    ): r"the name of column 'v\\ud800' is a string that isn't",
+    ("parquet", "longer number"): "column 'v' has an integer of more than 64 bits",
     ("parquet", "empty dict"): "column 'v' has an empty dict, which can't be written there",
     ("parquet", "empty dict within"): "column 'v' has an empty dict",
     ("parquet", "tuple as key"): "Expected dict key of type str or bytes, got 'tuple'",
     ("parquet", "name twice"): "two columns are called 'v'",
-    ("sqlite", "half a character"): "column 'v' has a text that isn't Unicode",
-    ("sqlite", "longer number"): "column 'v' has a whole number of more than 64 bits",
-    ("sqlite", "tuple as key"): "column 'v' has a dict with a key that is no text",
+    ("sqlite", "half a character"): "column 'v' has a string that isn't Unicode",
+    ("sqlite", "longer number"): "column 'v' has an integer of more than 64 bits",
+    ("sqlite", "tuple as key"): "column 'v' has a dict with a key that isn't a string",
     ("sqlite", "name twice"): "two columns called 'v'",
-    ("sqlite", "name twice, in capitals"): "columns 'v' and 'V', which are one in SQLite",
+    ("sqlite", "name twice, in capitals"): "columns 'v' and 'V', which are the same in SQLite",
     ("sqlite", "many columns"): "too many columns|no column",
     ("sqlite chunks", "tuple as key"): "type 'dict' is not supported",
     ("postgres chunks", "tuple as key"): "cannot adapt type 'dict'",
-    ("postgres", "half a character"): "column 'v' has a text that isn't Unicode",
+    ("postgres", "half a character"): "column 'v' has a string that isn't Unicode",
     ("postgres", "nul"): "NUL",
-    ("postgres", "tuple as key"): "column 'v' has a dict with a key that is no text",
+    ("postgres", "tuple as key"): "column 'v' has a dict with a key that isn't a string",
     ("postgres", "name twice"): "two columns called 'v'",
     ("postgres", "no name"): "zero-length|no column ''",
     ("postgres", "many columns"): "1600 columns|no column 'c0'|\"c0\" of relation",
-    ("csvfile", "half a character"): "Column 'v' has a text that isn't Unicode",
+    ("csvfile", "half a character"): "Column 'v' has a string that isn't Unicode",
 }
 
 PLACES = (

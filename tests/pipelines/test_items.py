@@ -228,7 +228,7 @@ def test_an_item_that_ends_its_process_fails_alone(lite: Shop) -> None:
     assert lite.status() == ["READY", "READY", "FAILED", "READY"]
     assert lite.names() == ["a", "b", "d"]
     [step] = steps(lite.store, "live", ids[2])
-    assert "ended in the middle of it" in step["reason"]
+    assert "ended while it ran" in step["reason"]
 
 
 def test_an_item_that_takes_too_long_fails_alone(lite: Shop) -> None:
@@ -239,7 +239,7 @@ def test_an_item_that_takes_too_long_fails_alone(lite: Shop) -> None:
 
     assert lite.status() == ["READY", "FAILED", "READY"]
     failed = next(each for each in steps(lite.store, "live") if each["status"] == "FAILED")
-    assert failed["reason"] == "it took longer than the time_limit that `odf policy` tells"
+    assert failed["reason"] == "it took longer than its time_limit, see `odf policy`"
 
 
 def test_an_item_that_keeps_spark_too_long_fails_alone(lite: Shop) -> None:
@@ -262,7 +262,7 @@ def test_an_item_that_keeps_spark_too_long_fails_alone(lite: Shop) -> None:
     assert lite.status() == ["READY", "FAILED", "READY"]
     failed = next(each for each in steps(lite.store, "live") if each["status"] == "FAILED")
     assert failed["transformation"] == "total"
-    assert failed["reason"] == "it took longer than the time_limit that `odf policy` tells"
+    assert failed["reason"] == "it took longer than its time_limit, see `odf policy`"
 
 
 def test_code_on_the_driver_that_took_too_long_is_told_so(
@@ -658,7 +658,7 @@ def test_a_destination_that_is_away_is_waited_for(lite: Shop, tmp_path: Path) ->
     lite.send("a", "b", "c")
     assert lite.consume() == []
     assert lite.status() == ["RESUBMIT"] * 3
-    assert "tried again in 1 s" in lite.said[-1]
+    assert "retried in 1 s" in lite.said[-1]
     said = len(lite.said)
     lite.consumer._paces["live"].until = 0.0
     assert lite.consume() == []
@@ -713,7 +713,7 @@ def test_an_item_that_a_destination_cannot_keep_keeps_no_other_from_it(
         assert statuses[1] == "FAILED"
     if statuses[1] == "FAILED":
         assert re.search("[Cc]olumn '?v|bigint", lite.said[-1]), lite.said
-    assert not [each for each in lite.said if "tried again" in each]
+    assert not [each for each in lite.said if "retried" in each]
     check(lite.store)
 
 

@@ -1,4 +1,4 @@
-"""The engine local: the bytes that Spark makes, without Spark, and a refusal of what it can't."""
+"""The local engine: the bytes that Spark makes, without Spark, and a refusal of what it can't."""
 
 import os
 import shutil
@@ -241,8 +241,8 @@ def test_what_spark_alone_can_do_is_refused_before_anything_is_claimed(
     add_dataset(lite, "bucket", hostname="s3a://shop/bucket")
     for slug, why in (
         ("native", "pipelines/native/own.py: `run` takes pyspark.sql.DataFrame, and the engine"),
-        ("orc", "'flakes' is in the format 'orc', which is written and read by Spark only"),
-        ("far", "'bucket' is in an object store, which is written and read by Spark only"),
+        ("orc", "'flakes' is in the format 'orc', which only Spark can read and write"),
+        ("far", "'bucket' is in an object store, which only Spark can read and write"),
     ):
         with pytest.raises(DataflowError) as told:
             run(lite, project, slug)
@@ -259,7 +259,7 @@ def test_settings_that_contradict_are_refused_in_a_line(
     write(tmp_path, project | {"pipelines/p/own.py": NATIVE})
     monkeypatch.chdir(tmp_path)
     run_words = ("pipeline", "run", "p", "--engine", LOCAL)
-    assert "spark.master is spark://far:1, and the engine local" in refusal(
+    assert "spark.master is spark://far:1, but the local engine" in refusal(
         *run_words, MASTER="spark://far:1"
     )
     assert "spark.remote is sc://far" in refusal(*run_words, SPARK_REMOTE="sc://far")
@@ -268,7 +268,7 @@ def test_settings_that_contradict_are_refused_in_a_line(
     assert done.exit_code == 1
     assert "FAILED  p.own: pipelines/p/own.py: `run` takes pyspark.sql.DataFrame" in done.stdout
     (tmp_path / "project.yml").write_text("engine: lokal\n" + project["project.yml"])
-    assert refusal("validate") == "project.yml:1: `engine` is spark or local, not 'lokal'."
+    assert refusal("validate") == "project.yml:1: `engine` must be spark or local, not 'lokal'."
 
 
 # --- its processes ---
@@ -320,7 +320,7 @@ def test_a_fork_that_comes_back_and_one_that_stays_disturb_nobody(tmp_path: Path
         for _ in range(3):
             assert list(engine.run("p", "back", [given]).frame) == ["a", "x"]
         begun = time.monotonic()
-        with pytest.raises(DataflowError, match=r"ran p\.stays ended in the middle of it"):
+        with pytest.raises(DataflowError, match=r"process of p\.stays ended while it ran"):
             engine.run("p", "stays", [given])
         assert time.monotonic() - begun < 10
         assert engine.run("p", "back", [given]).rows == 1

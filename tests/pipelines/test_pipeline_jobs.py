@@ -255,9 +255,7 @@ def test_a_run_that_is_no_function_of_its_file_is_read_or_told(
     )
     [pipeline] = shop.pipelines
     assert takes_items(shop, pipeline) is (items is True)
-    told = (
-        "none of its" if items is False else "how `run` is defined in pipelines/one/step.py can't"
-    )
+    told = "none of its" if items is False else "pipelines/one/step.py would have to be executed"
     if not items:
         assert why_no_items(shop, pipeline).startswith(told)
 
@@ -342,8 +340,8 @@ def test_a_job_of_another_kind_keeps_its_name(store: Store, tmp_path: Path) -> N
     with pytest.raises(Refused) as refused:
         register(store, project(tmp_path, "daily: orders > sales"))
     assert str(refused.value) == (
-        "Pipeline 'daily' of 'Shop' can't be a job: there is one of another kind by that name, "
-        "which reads bobin and writes bobout. Give the pipeline another slug; "
+        "Pipeline 'daily' of 'Shop' can't be a job: a job that isn't a pipeline has that name; "
+        "it reads bobin and writes bobout. Give the pipeline another slug; "
         "`odf job list daily` shows that job."
     )
     assert everything(store) == before
@@ -351,7 +349,7 @@ def test_a_job_of_another_kind_keeps_its_name(store: Store, tmp_path: Path) -> N
 
 def test_a_pipeline_of_another_project_keeps_its_name(store: Store, tmp_path: Path) -> None:
     register(store, project(tmp_path, "daily: orders > sales"))
-    with pytest.raises(Refused, match="one of the project 'Shop'"):
+    with pytest.raises(Refused, match="a job of project 'Shop'"):
         register(store, project(tmp_path, "daily: orders > other", name="Garden"))
 
 

@@ -354,7 +354,7 @@ def test_all_pipelines_run_in_the_order_of_their_sources(joined: Shop) -> None:
     found = run_all(joined)
     assert [slug for slug, each in found.items() if each.code] == ["people", "report"]
     assert found["copies"] == done
-    assert "report: not run, since pipeline 'people' has failed." in joined.said
+    assert "report: not run, because pipeline 'people' failed." in joined.said
     assert len(joined.outs("report")) == 1
 
 
@@ -742,7 +742,7 @@ def test_what_is_published_is_ready_whatever_becomes_of_the_file_for_people(
     monkeypatch.setattr(os, "replace", refused)
     assert own.run("daily") == Outcome(0, done=1)
     assert rows_of(place) == 2
-    warning = f"Warning: {own.root}/output/daily.csv has the run before this one: OSError: "
+    warning = f"Warning: {own.root}/output/daily.csv still has the previous run's rows: OSError: "
     assert [each for each in own.said if each.startswith(warning)]
     assert list((own.root / "output").glob("*daily.csv-*")) == []
 
@@ -1141,7 +1141,7 @@ def test_a_job_of_that_name_is_left_alone(typed: Shop, monkeypatch: pytest.Monke
     register(typed.store, "daily", ["bobin"], ["bobout"])
     done = CliRunner().invoke(app, ["pipeline", "run", "daily"], prog_name="odf")
     assert done.exit_code == 4
-    assert "there is one of another kind by that name" in done.stderr
+    assert "a job that isn't a pipeline has that name" in done.stderr
 
 
 def test_pipelines_are_listed_without_making_tables(

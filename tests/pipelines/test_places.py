@@ -175,7 +175,7 @@ def test_items_are_appended_by_the_names_of_the_header(tmp_path: Path, lite: Sto
     assert [isinstance(each, Result) for each in verdicts] == [True, False, True, True]
     assert str(verdicts[1]) == (
         f"{path} has no column 'price': its first line names n, text. "
-        "Leave the column out, or add it to the file."
+        "Drop the column, or add it to the file."
     )
     assert path.read_bytes() == b"\xef\xbb\xbfn,text\r\n1,one\r\n2,two\r\n,four\r\n"
 
@@ -213,7 +213,7 @@ def test_a_chunk_that_comes_again_takes_the_place_of_its_old_rows(
     assert list(found.n) == [0, 1, 2, 3, 4, 7]
     assert list(found.text) == ["x", "longer\nby a line", "x", "third", "x", "x"]
     [late] = appender.append([(claim(3, 2), row(3, "late"))], nothing)
-    assert "of generation 10, and this claim's is 2" in str(late)
+    assert "of generation 10, but this claim has 2" in str(late)
 
 
 def test_what_a_person_changes_stays_and_no_item_is_there_twice(
@@ -300,7 +300,7 @@ def test_what_claims_have_appended_is_not_replaced_unless_that_is_said(
         with pytest.raises(Refused) as error:
             refused()
         assert str(error.value) == (
-            f"{path} holds what 2 items have appended, and this run would replace it. Do this."
+            f"{path} has rows that 2 items have appended, and this run would replace them. Do this."
         )
     assert path.read_bytes() == before
     assert sorted(os.listdir(path.parent)) == [".sums.csv.odf", "sums.csv"]
@@ -601,7 +601,7 @@ def test_what_a_person_adds_after_a_kill_stays(lite: Store, tmp_path: Path) -> N
     [
         ("n,text\n1,x\n", "4 bytes shorter than", [1, 3]),
         ("n,text\n1,x\n2,x\n9,mine\n", "7 bytes longer than", [1, 2, 9, 3]),
-        (None, "was taken away", [3]),
+        (None, "was removed", [3]),
     ],
     ids=["shorter", "longer", "gone"],
 )
@@ -962,7 +962,9 @@ def test_a_database_that_cant_be_used_is_told_of_in_a_line(
         source_of(store, project, "sums")
     sql(store, "update dataset set writemode = 'often', format = 'csv', hostname = '/x.csv'")
     sql(store, "update dataset set tablename = null")
-    with pytest.raises(Refused, match=r"has the writemode 'often': it is append or replace"):
+    with pytest.raises(
+        Refused, match=r"has the writemode 'often', but it must be append or replace"
+    ):
         to(store, project)
 
 
@@ -990,7 +992,7 @@ def test_a_slug_without_a_registration_is_a_file_of_the_project(
     with pytest.raises(Refused) as error:
         source_of(store, project, "gone").pandas()
     assert str(error.value) == (
-        f"Source 'gone' is {project.root}/sources/gone.csv, which doesn't exist. Put the file "
+        f"Source 'gone' is {project.root}/sources/gone.csv, which doesn't exist. Put a file "
         "there, or run: odf dataset add gone --hostname /path/FILE.csv"
     )
     assert error.value.code == "INVALID_LOCATION"
@@ -1001,7 +1003,7 @@ def test_a_slug_without_a_registration_is_a_file_of_the_project(
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "is empty: it has no line with the names of its columns. Correct the file."),
+        (b"", "is empty: it has no header line. Correct the file."),
         (b"a,b\n1,2\n1,2,3\n", "can't be read as CSV: Error tokenizing data."),
         (b"a\n\xff\n", "isn't utf-8 at line 2, column 1: the byte 0xff"),
     ],
@@ -1089,7 +1091,7 @@ def test_a_run_does_not_replace_what_items_have_appended(
     assert path.read_text() == "n,text\n1,x\n"
     if not registered_at:  # what others read is a folder, and the file for people another's
         to_folder.refuse_loss()
-        with pytest.raises(Refused, match=f"Put it aside: mv -n {path} {path.parent}/daily-items"):
+        with pytest.raises(Refused, match=f"Move it away: mv -n {path} {path.parent}/daily-items"):
             refuse_loss(project, project.pipeline("daily"), to_folder)
 
     add_dataset(store, "sums", hostname=str(path), writemode="append")
@@ -1187,7 +1189,7 @@ def test_a_folder_as_it_stands_is_its_ready_chunks(
         chunk = chunk_of(store, dataid)
         told = to(store, project).publish(row(int(dataid)), chunk, nothing)
         if dataid == "10":
-            with pytest.raises(Refused, match="no chunk that is READY"):
+            with pytest.raises(Refused, match="no READY chunk"):
                 found.pandas()
             empty = found.version()
         if dataid != "11":

@@ -235,9 +235,9 @@ def test_a_source_that_is_nowhere_fails(project: Make, monkeypatch: pytest.Monke
     done = odf("validate", "--project", root)
     assert done.exit_code == 1
     assert done.stdout.splitlines()[0] == (
-        "FAILED  p: project.yml:2: source 'a' is sources/a.csv, which doesn't exist. Put the file "
+        "FAILED  p: project.yml:2: source 'a' is sources/a.csv, which doesn't exist. Put a file "
         "there, or run: odf dataset add a --hostname /path/FILE.csv; project.yml:2: source 'kept' "
-        "is sources/kept.csv, which doesn't exist. Put the file there, or run: odf dataset add "
+        "is sources/kept.csv, which doesn't exist. Put a file there, or run: odf dataset add "
         "kept --hostname /path/FILE.csv"
     )
     assert done.stdout.splitlines()[1:] == ["ok      p.t", "ok      made.t"]
@@ -254,7 +254,7 @@ def test_a_source_that_is_nowhere_fails(project: Make, monkeypatch: pytest.Monke
     monkeypatch.setenv("DATAFLOW_URL", "sqlite:////nowhere/at/all.db")
     away = odf("validate", "--project", root)
     assert away.exit_code == 0
-    assert "Sources that are no files weren't looked for." in away.stderr
+    assert "Sources that aren't files weren't checked." in away.stderr
 
 
 def test_a_transformation_that_the_yml_does_not_name_fails(project: Make) -> None:
@@ -268,7 +268,7 @@ def test_a_transformation_that_the_yml_does_not_name_fails(project: Make) -> Non
     done = odf("validate", "--project", root)
     assert done.exit_code == 1
     assert done.stdout.splitlines() == [
-        "FAILED  p: project.yml:2: pipelines/p/extra.py isn't one of the `transformations`. "
+        "FAILED  p: project.yml:2: pipelines/p/extra.py isn't listed in `transformations`. "
         "List it, or remove the file.",
         "ok      p.t",
     ]
@@ -436,8 +436,8 @@ def test_a_project_that_cant_be_read(project: Make, yml: str, told: str) -> None
     [
         ("pipelines:\n  - slug: p\n", "project.yml:2: pipeline 'p' has no `transformations`"),
         (YML + "    sources: a\n", "project.yml:5: `sources` must be a list"),
-        (YML + "    sources: [../a]\n", "project.yml:5: '../a' isn't the plain name"),
-        (YML.replace("[t]", "[a/b]"), "project.yml:4: 'a/b' isn't the plain name"),
+        (YML + "    sources: [../a]\n", "project.yml:5: '../a' isn't a valid name"),
+        (YML.replace("[t]", "[a/b]"), "project.yml:4: 'a/b' isn't a valid name"),
         (YML.replace("destination: d", "destination: {a: 1}"), "project.yml:3: `destination` must"),
     ],
 )
@@ -583,7 +583,7 @@ def test_neither_index_nor_the_order_of_columns_counts_but_that_of_rows_does() -
 
 def test_columns_and_rows_that_are_missing_or_too_many() -> None:
     assert told({"a": [1], "b": [1]}, {"a": [1], 3: [1]}) == [
-        "column 'b' is missing; there are: 'a', 3",
+        "column 'b' is missing; the output has: 'a', 3",
         "column 3 isn't expected",
     ]
     assert told({"a": [1, 2]}, {"a": [1]}) == ["expected 2 rows, got 1"]
@@ -595,7 +595,7 @@ def test_columns_of_the_same_name_are_compared_in_turn() -> None:
     twice = pd.DataFrame([[1, 2]], columns=["a", "a"])
     assert told(twice, twice) == []
     assert told(twice, twice.iloc[:, ::-1])[0] == "column 'a', row 0: expected 1, got 2"
-    assert told(twice, twice.iloc[:, :1]) == ["column 'a' is missing; there are: 'a'"]
+    assert told(twice, twice.iloc[:, :1]) == ["column 'a' is missing; the output has: 'a'"]
 
 
 @pytest.mark.parametrize("name", [float("nan"), None, pd.NaT, (float("nan"), "n"), ("a", pd.NA)])
@@ -607,7 +607,7 @@ def test_a_column_without_a_name_is_one_as_any_other(name: Any) -> None:
     assert told(frame(1), frame(1)) == []
     assert identical(frame(1), frame(1))
     assert told(frame(1), frame(2)) == [f"column {name!r}, row 0: expected 1, got 2"]
-    assert told(frame(1), frame(1)[["b"]]) == [f"column {name!r} is missing; there are: 'b'"]
+    assert told(frame(1), frame(1)[["b"]]) == [f"column {name!r} is missing; the output has: 'b'"]
 
 
 def test_identical_looks_at_types_too() -> None:

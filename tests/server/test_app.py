@@ -237,7 +237,7 @@ def test_a_folded_item_is_gone(client: Client) -> None:
     answer = client.get(told["status"])
     assert answer.status_code == 410
     assert answer.json()["error"].startswith(
-        f"Item {told['dataid']} lies within what was folded: 1 item of 'live' from "
+        f"Item {told['dataid']} was folded with others: 1 item of 'live' from "
     )
     assert client.get(f"/status/live/{int(told['dataid']) + 9}").status_code == 404
 
@@ -334,22 +334,22 @@ def count_calls(store: Store) -> list[int]:
 @pytest.mark.parametrize(
     ("body", "line"),
     [
-        (b"", "The body isn't JSON: Expecting value at line 1, column 1."),
-        (b"{", "The body isn't JSON: "),
-        (b'{"a": 1} x', "The body isn't JSON: Extra data at line 1, column 10."),
-        (b'{"a": 1}{"a": 2}', "The body isn't JSON: Extra data"),
-        (b'[{"a": 1} {"a": 2}]', "The body isn't JSON: Expecting ','"),
-        (b'[{"a": 1},]', "The body isn't JSON: "),
-        (b'[{"a": 1}', "The body isn't JSON: "),
-        (b'{"a": NaN}', "The body isn't JSON: NaN is no number of it."),
-        (b'{"a": [-Infinity]}', "The body isn't JSON: -Infinity is no number of it."),
+        (b"", "The body isn't valid JSON: Expecting value at line 1, column 1."),
+        (b"{", "The body isn't valid JSON: "),
+        (b'{"a": 1} x', "The body isn't valid JSON: Extra data at line 1, column 10."),
+        (b'{"a": 1}{"a": 2}', "The body isn't valid JSON: Extra data"),
+        (b'[{"a": 1} {"a": 2}]', "The body isn't valid JSON: Expecting ','"),
+        (b'[{"a": 1},]', "The body isn't valid JSON: "),
+        (b'[{"a": 1}', "The body isn't valid JSON: "),
+        (b'{"a": NaN}', "The body isn't valid JSON: NaN isn't a JSON number."),
+        (b'{"a": [-Infinity]}', "The body isn't valid JSON: -Infinity isn't a JSON number."),
         (b'{"a": 1e999}', "The number 1e999 is too large."),
-        (b'{"a": ' + b"9" * 5000 + b"}", "A number of the body has too many digits."),
-        (b'{"a": 1, "a": 2}', "The name 'a' stands twice in an object."),
-        (b'{"a": {"b\\u0000": 1, "b\\u0000": 2}}', "The name 'b\\x00' stands twice"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "A number in the body has too many digits."),
+        (b'{"a": 1, "a": 2}', "The name 'a' is repeated in an object."),
+        (b'{"a": {"b\\u0000": 1, "b\\u0000": 2}}', "The name 'b\\x00' is repeated"),
         (b'{"a": "\xff"}', "The body isn't UTF-8: byte 8 is wrong."),
         (b'{"a": "\xed\xa0\x80"}', "The body isn't UTF-8"),
-        (b'{"a": "line\nbreak"}', "The body isn't JSON: Invalid control character"),
+        (b'{"a": "line\nbreak"}', "The body isn't valid JSON: Invalid control character"),
         (b"[]", "The array has no items."),
         (b"7", "An item must be a JSON object, not a number."),
         (b"null", "An item must be a JSON object, not null."),
@@ -530,7 +530,9 @@ def test_an_error_of_our_own_is_counted(
     monkeypatch.setattr("opendataflow_dagster.server.app.openapi", broken)
     answer = client.http.get("/openapi.json")
     assert answer.status_code == 500
-    assert answer.json() == {"error": "The server met an error of its own; its log tells more."}
+    assert answer.json() == {
+        "error": "The server failed with an internal error; its log has the details."
+    }
     assert answer.headers["connection"] == "close"
     assert 'odf_http_responses_total{code="500"} 1' in client.http.get("/metrics").text
 
@@ -592,7 +594,7 @@ def test_a_project_may_be_edited_while_it_is_served(client: Client, root: Path) 
     yml = (root / "project.yml").read_text()
     (root / "project.yml").write_text("pipelines: 7\n")
     wait_until(lambda: bool(client.said))
-    assert "The project stays as it was" in client.said[0]
+    assert "The project stays unchanged" in client.said[0]
     assert client.post({"a": 1}).status_code == 202
     (root / "project.yml").write_text(yml + "  - {slug: more, transformations: [add]}\n")
     (root / "pipelines" / "more").mkdir()

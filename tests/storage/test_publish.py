@@ -804,7 +804,7 @@ def test_rows_of_another_chunk_and_a_stale_claim_change_no_table(table: Any) -> 
     before = run(NOTES)
     chunk = claimed(store, job="sell")
 
-    with pytest.raises(ChunkFailed, match=r"NOT_VALIDATED: Of 2 rows .* 1 are by their 'd%ay'"):
+    with pytest.raises(ChunkFailed, match=r"NOT_VALIDATED: Only 1 of 2 rows .* have a 'd%ay'"):
         published(store, chunk, ORDERS.assign(**{"d%ay": ["1", "2"]}))
     expire(store, chunk.claim)
     store.recover()

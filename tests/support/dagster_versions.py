@@ -24,7 +24,7 @@ TESTS = [
     "test_versions.py",
     "test_sensors.py",
     "test_checks.py",
-    "test_assets.py::test_a_range_is_made_chunk_by_chunk_and_one_bad_one_fails_itself_only",
+    "test_assets.py::test_a_range_is_produced_chunk_by_chunk_and_a_bad_chunk_fails_alone",
 ]
 """Those of the mirror, and of what it depends on in runs."""
 

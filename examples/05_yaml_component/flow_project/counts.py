@@ -1,4 +1,4 @@
-"""The function that makes a chunk of the job `count`."""
+"""The function that produces a chunk of the job `count`."""
 
 import os
 

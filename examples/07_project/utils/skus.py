@@ -1,3 +1,3 @@
 def normal(sku):
-    """A product's number as the catalogue writes it."""
+    """Return a product's number as the catalogue writes it."""
     return sku.strip().upper()

@@ -14,7 +14,7 @@ expected_output = [
 
 
 def run(df, products):
-    """What was sold, and for how much; a product that isn't in the catalogue has no amount."""
+    """Add what each order costs; a product that isn't in the catalogue has no amount."""
     df = pd.merge(df, products, how="left", on="sku")
     df["amount"] = df["pieces"] * df["price"]
     print(df["amount"].isna().sum(), "orders of unknown products")

@@ -11,7 +11,7 @@ expected_output = [
 
 
 def run(df):
-    """Each order once, with its product's number as the catalogue has it."""
+    """Keep each order once, with its product's number as in the catalogue."""
     df = df.drop_duplicates(subset="order").dropna(subset=["pieces"]).copy()
     df["sku"] = df["sku"].map(normal)
     return df

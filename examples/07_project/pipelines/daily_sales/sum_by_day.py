@@ -11,6 +11,6 @@ expected_output = pd.DataFrame(
 
 
 def run(df):
-    """One row for each day."""
+    """Sum up each day in one row."""
     df["day"] = pd.to_datetime(df["day"])
     return df.groupby("day").agg(orders=("day", "size"), amount=("amount", "sum")).reset_index()

@@ -9,7 +9,7 @@ expected_output = [
 
 
 def run(readings, freezers):
-    """Whether a freezer was warmer than it may be."""
+    """Mark readings of freezers that are warmer than allowed."""
     limits = readings["freezer"].map(freezers.set_index("freezer")["limit"])
     readings["too_warm"] = readings["celsius"] > limits
     return readings

@@ -16,7 +16,7 @@ expected_output = [
 
 
 def run(readings, freezers, stream=None):
-    """The readings so far, and the one that has come, of a freezer that we know."""
+    """Add the new reading to those so far, if its freezer is known."""
     if stream is None:
         return readings
     freezer = stream["freezer"].strip().upper()

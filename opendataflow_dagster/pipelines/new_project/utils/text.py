@@ -1,3 +1,3 @@
 def tidy(text):
-    """One blank between words, and none around them."""
+    """Single blanks between words, and none at the ends."""
     return " ".join(text.split())

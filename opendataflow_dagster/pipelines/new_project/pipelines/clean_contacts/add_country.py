@@ -11,6 +11,6 @@ expected_output = [
 
 
 def run(df, countries):
-    """Add the country's name; who has none stays."""
+    """Add the country's name; contacts without a country stay."""
     df = pd.merge(df, countries, how="left", left_on="country", right_on="code")
     return df.drop(columns="code")

@@ -10,5 +10,5 @@ expected_output = [
 
 
 def run(df):
-    """Keep the first of those who have the same address."""
+    """Keep the first contact of each address."""
     return df.drop_duplicates(subset="email")

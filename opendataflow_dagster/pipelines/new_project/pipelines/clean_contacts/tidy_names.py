@@ -5,7 +5,7 @@ expected_output = [{"name": "Ada Lovelace", "email": "ada@example.org"}]
 
 
 def run(df):
-    """Write names and addresses in one way."""
+    """Normalize names and addresses."""
     df["name"] = df["name"].map(tidy).str.title()
     df["email"] = df["email"].str.lower()
     return df
