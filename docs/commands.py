@@ -4,7 +4,7 @@ import re
 
 import click
 
-from opendataflow_dagster.cli.app import COMMANDS, app
+from opendataflow_dagster.cli.app import GROUPS, app
 
 ARGUMENT = re.compile(r" \[\w+\]")
 
@@ -14,10 +14,12 @@ def page() -> str:
         "odf", [], resilient_parsing=True, terminal_width=100, max_content_width=100
     )
     parts = ["# Commands", "", "Made from `odf COMMAND --help` by `make docs`.", ""]
-    for name in COMMANDS:
-        command = app.get_command(root, name)
-        assert command is not None
-        parts += _section(command, click.Context(command, root, info_name=name), 2)
+    for group, names in GROUPS.items():
+        parts += [f"## {group}", ""]
+        for name in names:
+            command = app.get_command(root, name)
+            assert command is not None
+            parts += _section(command, click.Context(command, root, info_name=name), 3)
     return "\n".join(parts)
 
 

@@ -20,19 +20,18 @@ RESULT = "DATAFLOW_RESULT"
 """The variable that names the file for what a script answers."""
 
 DATASET_COLUMNS = {
-    "hostname": "The machine that the data is on.",
-    "database": "The database, or the folder.",
+    "hostname": "The host that has the data.",
+    "database": "The database or the folder.",
     "schemaname": "The schema in the database.",
-    "tablename": "The table, or the file.",
-    "username": "Who reads and writes it.",
-    "encryptedpass": "The password as `odf encrypt --dataset` printed it.",
-    "format": "What the data is in, such as csv or parquet.",
-    "chunkcolumn": "The column that tells a row's chunk.",
-    "domain": "The name of the group of datasets that share their dataids.",
-    "writemode": "Whether a pipeline's run adds its rows to a file or table, "
-    "or puts them in place of all.",
-    "options": "How its CSV files are written that others make: delimiter, quote, header, "
-    "encoding, null, and schema (column and type) or strings (true, or columns).",
+    "tablename": "The table or the file.",
+    "username": "The user who reads and writes the data.",
+    "encryptedpass": "The password, encrypted by `odf encrypt --dataset`.",
+    "format": "The format of the data, such as csv or parquet.",
+    "chunkcolumn": "The column that assigns a row to a chunk.",
+    "domain": "The name of the domain: the datasets that share their dataids.",
+    "writemode": "Whether a pipeline's run appends its rows to a file or table, or replaces them.",
+    "options": "How to read CSV files from elsewhere: delimiter, quote, header, encoding, null, "
+    "and schema (column and type) or strings (true, or a list of columns).",
 }
 """The columns of the table `dataset` beside its key, in the table's order, and what each is.
 
@@ -65,35 +64,37 @@ class Dial(NamedTuple):
 
 DIALS = {
     "concurrency": Dial(
-        "chunks of this job that run at once", "as many as there are workers", least=0
+        "chunks of this job that run in parallel", "the number of workers", least=0
     ),
     "max_attempts": Dial("attempts before a chunk is FAILED", "1"),
-    "retry_delay": Dial("seconds before another attempt", "0", least=0, unit="seconds"),
+    "retry_delay": Dial("seconds before a retry", "0", least=0, unit="seconds"),
     "lease_seconds": Dial(
-        "seconds without a heartbeat until a worker is lost", f"{LEASE_SECONDS:.0f}", unit="seconds"
+        "seconds without a heartbeat until a worker counts as lost",
+        f"{LEASE_SECONDS:.0f}",
+        unit="seconds",
     ),
     "batch_size": Dial(
-        "chunks that a worker claims at once, at most 1000: `odf run --all`, Dagster",
-        "1, or what @spark_job(batch=) says",
+        "chunks that a worker claims at once in `odf run --all` or Dagster, at most 1000",
+        "1, or @spark_job(batch=)",
     ),
-    "time_limit": Dial("seconds after which a chunk's work is ended", "none", unit="seconds"),
-    "paused_until": Dial("nothing is claimed before", "not paused", unit="time"),
+    "time_limit": Dial("seconds after which a chunk is stopped", "none", unit="seconds"),
+    "paused_until": Dial("no chunk is claimed before this time", "not paused", unit="time"),
     "every_minutes": Dial(
-        "minutes between a schedule's launches, or new runs of a pipeline",
-        "whenever there is work; no new run",
+        "minutes between two launches of a schedule, or two new runs of a pipeline",
+        "whenever chunks are ready; no new runs",
     ),
     "max_losses": Dial(
-        "workers lost, or inputs changed, in a row before a chunk is on HOLD", f"{MAX_LOSSES}"
+        "lost workers or changed inputs in a row after which a chunk is on HOLD", f"{MAX_LOSSES}"
     ),
     "fold_after": Dial(
-        "seconds until an item that is READY is folded: it leaves the tables",
+        "seconds after which a READY item is folded: its rows leave the tables",
         f"{FOLD_AFTER_SECONDS} (7 days)",
         least=60,
         unit="seconds",
     ),
     "on_stale": Dial(
-        "what a run in Dagster does with a READY chunk whose inputs have been replaced",
-        "auto: made again for a person who asks for it alone, and for automations",
+        "what a Dagster run does with a stale READY chunk",
+        "auto: remake it for a person who selects it alone, and for automations",
         words=("auto", "skip", "remake"),
     ),
 }

@@ -12,53 +12,71 @@ from ..util.text import did_you_mean
 from .fast_run import choose_target, complain
 from .output import in_colour
 
-COMMANDS = {
-    "init": "setup:init",
-    "load": "setup:load",
-    "dump": "setup:dump",
-    "demo": "demo:demo",
-    "doctor": "setup:doctor",
-    "plan": "flow:plan",
-    "apply": "flow:apply",
-    "export": "flow:export",
-    "schema": "flow:schema",
-    "dataset": "register:dataset",
-    "job": "register:job",
-    "split": "register:split",
-    "policy": "register:policy",
-    "run": "run:run",
-    "work": "work:work",
-    "force": "run:force",
-    "start": "run:start",
-    "end": "run:end",
-    "alive": "run:alive",
-    "ready": "operate:ready",
-    "resubmit": "operate:resubmit",
-    "hold": "operate:hold",
-    "release": "operate:release",
-    "delete-run": "operate:delete_run",
-    "recover": "operate:recover",
-    "status": "status:status",
-    "runs": "status:runs",
-    "history": "history:history",
-    "why": "status:why",
-    "drift": "status:drift",
-    "clean": "operate:clean",
-    "compact": "operate:compact",
-    "new": "setup:new",
-    "validate": "pipelines:validate",
-    "pipeline": "pipelines:pipeline",
-    "serve": "pipelines:serve",
-    "encrypt": "register:encrypt",
-    "decrypt": "register:decrypt",
-    "key": "register:key",
-    "rotate": "register:rotate",
-    "token": "pipelines:token",
-    "sql": "status:sql",
-    "dml": "status:dml",
+GROUPS = {
+    "Set up": {
+        "init": "setup:init",
+        "new": "setup:new",
+        "demo": "demo:demo",
+        "doctor": "setup:doctor",
+        "dataset": "register:dataset",
+        "job": "register:job",
+        "policy": "register:policy",
+        "plan": "flow:plan",
+        "apply": "flow:apply",
+        "export": "flow:export",
+        "schema": "flow:schema",
+        "load": "setup:load",
+        "dump": "setup:dump",
+    },
+    "Run": {
+        "run": "run:run",
+        "work": "work:work",
+        "force": "run:force",
+        "start": "run:start",
+        "end": "run:end",
+        "alive": "run:alive",
+    },
+    "Look": {
+        "status": "status:status",
+        "runs": "status:runs",
+        "history": "history:history",
+        "why": "status:why",
+        "drift": "status:drift",
+        "sql": "status:sql",
+    },
+    "Recover": {
+        "resubmit": "operate:resubmit",
+        "hold": "operate:hold",
+        "release": "operate:release",
+        "recover": "operate:recover",
+        "delete-run": "operate:delete_run",
+        "dml": "status:dml",
+    },
+    "Data": {
+        "ready": "operate:ready",
+        "split": "register:split",
+        "clean": "operate:clean",
+        "compact": "operate:compact",
+    },
+    "Pipelines": {
+        "validate": "pipelines:validate",
+        "pipeline": "pipelines:pipeline",
+        "serve": "pipelines:serve",
+        "token": "pipelines:token",
+    },
+    "Secrets": {
+        "encrypt": "register:encrypt",
+        "decrypt": "register:decrypt",
+        "key": "register:key",
+        "rotate": "register:rotate",
+    },
 }
-"""Name → where its click command is, in the order in which `odf --help` lists them."""
+"""Name → where its click command is, in the groups and the order that `odf --help` lists."""
 
+COMMANDS = {name: place for group in GROUPS.values() for name, place in group.items()}
+
+WIDEST = max(map(len, COMMANDS))
+"""Columns of the longest name, so that the sentences of all groups line up."""
 
 KNOW_TARGETS = ("plan", "apply", "run")
 """Commands that choose a target themselves: they have a `--file` or a `--config` of their own."""
@@ -91,27 +109,36 @@ class Commands(click.Group):
             ctx.exit(error.exit_code)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands with the whole first sentence of each, where click would cut it."""
-        listed = [
-            (name, command.get_short_help_str(limit=200))
-            for name in self.list_commands(ctx)
-            if (command := self.get_command(ctx, name))
-        ]
-        with formatter.section("Commands"):
-            formatter.write_dl(listed)
+        """List the commands in groups, with the whole first sentence of each."""
+        for group, names in GROUPS.items():
+            commands = {name: self.get_command(ctx, name) for name in names}
+            with formatter.section(group):
+                formatter.write_dl(
+                    [
+                        (name.ljust(WIDEST), command.get_short_help_str(limit=200))
+                        for name, command in commands.items()
+                        if command
+                    ]
+                )
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="odf")
-@click.option("--config", metavar="FILE", help="The properties file; else ./dataflow.properties.")
+@click.option(
+    "--config", metavar="FILE", help="The properties file. Default: ./dataflow.properties."
+)
 @click.option(
     "--target",
     metavar="NAME",
-    help="The target of ./flow.yml whose tables are meant; else DATAFLOW_TARGET.",
+    help="The target of ./flow.yml whose tables to use. Default: DATAFLOW_TARGET.",
 )
 @click.pass_context
 def app(ctx: click.Context, config: str | None, target: str | None) -> None:
-    """Run batch jobs chunk by chunk, on data that is ready, and know how each ended."""
+    """Run batch jobs chunk by chunk, on data that is ready.
+
+    \b
+    Next: `odf demo --scripts` is a tour; `odf COMMAND --help` has examples.
+    """
     ctx.obj = config
     if ctx.invoked_subcommand in KNOW_TARGETS:
         os.environ |= {"DATAFLOW_TARGET": target} if target else {}

@@ -169,13 +169,16 @@ INSTALL = "pip install 'opendataflow-dagster[dagster-spark,java]'"
 
 @click.command()
 @click.argument("folder", default="odf-demo")
-@click.option("--scripts", is_flag=True, help="With shell scripts, without Spark and Dagster.")
+@click.option("--scripts", is_flag=True, help="Use shell scripts, without Spark and Dagster.")
 def demo(folder: str, scripts: bool) -> None:
-    """Take the tour: a month of sales, a bad file, an outage, and the way back.
+    """Take a tour: a month of sales, a bad file and an outage.
 
-    Everything happens in FOLDER, on SQLite, by the commands that you see: jobs of PySpark, run by
-    `odf` and by a Dagster that is started for it and ended. It stays there for you to play with:
-    try `cd odf-demo && odf status`.
+    Everything happens in FOLDER, on SQLite, with the commands that you see. PySpark jobs are run by
+    `odf`, and by a Dagster instance that the tour starts and stops. The folder stays for you to
+    explore: try `cd odf-demo && odf status`.
+
+    \b
+    Example: odf demo --scripts
     """
     missing = "" if scripts else _missing()
     here = _fresh(Path(folder), "scripts" if scripts or missing else "spark")

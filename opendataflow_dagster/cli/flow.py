@@ -10,7 +10,7 @@ import click
 from ..errors import DataflowError, NoDatabase
 from ..explain.self_check import Check
 from ..util.text import printable, typed
-from .output import count_of, fill_queues, json_text, store_of
+from .output import count_of, fill_queues, in_pager, json_text, store_of
 
 if TYPE_CHECKING:
     from ..flow.flow import Flow
@@ -28,8 +28,8 @@ def _file_and_target(command: Callable) -> Callable:
     command = click.option(
         "--target",
         metavar="NAME",
-        help="The target of the flow whose tables are meant; else DATAFLOW_TARGET, else the tables "
-        "that every command uses here.",
+        help="The target of the flow whose tables to use. Default: DATAFLOW_TARGET, or the tables "
+        "that the other commands use.",
     )(command)
     return click.option(
         "--file",
@@ -37,14 +37,14 @@ def _file_and_target(command: Callable) -> Callable:
         metavar="FILE",
         default="flow.yml",
         show_default=True,
-        help="The flow; or FILE.py:NAME, a Flow in Python, or definitions that are built from one.",
+        help="The flow; or FILE.py:NAME for a Flow in Python, or for definitions built from one.",
     )(command)
 
 
 _adopt = click.option(
     "--adopt",
     is_flag=True,
-    help="Take over what another flow, a project or a person has registered with other values.",
+    help="Adopt what another flow, a project or a person registered with other values.",
 )
 
 
@@ -73,16 +73,17 @@ class Planned(NamedTuple):
 @click.command()
 @_file_and_target
 @_adopt
-@click.option("--json", "as_json", is_flag=True, help="One object, for programs.")
-@click.option("--markdown", is_flag=True, help="For a comment on a pull request.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--markdown", is_flag=True, help="Print Markdown, for a pull request's comment.")
 @click.pass_context
+@in_pager
 def plan(
     ctx: click.Context, path: str, target: str | None, adopt: bool, as_json: bool, markdown: bool
 ) -> None:
-    """Say what `odf apply` would change in the tables, and change nothing.
+    """Show what `odf apply` would change, and change nothing.
 
-    The exit code is 0 if there is nothing to do, and 5 if there are changes. Passwords are never
-    shown.
+    The exit code is 0 if there is nothing to change, and 5 if there are changes. Passwords are
+    never shown.
 
     \b
     Example: odf plan
@@ -106,7 +107,7 @@ def plan(
 @click.argument("plan_hash", metavar="[HASH]", required=False)
 @_file_and_target
 @_adopt
-@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
 @click.pass_context
 def apply(
     ctx: click.Context,
@@ -116,13 +117,13 @@ def apply(
     adopt: bool,
     yes: bool,
 ) -> None:
-    """Bring the tables to what the flow says: datasets, jobs, and the dials that it sets.
+    """Make the tables match flow.yml.
 
-    All changes are made in one transaction, signed with your name and the git commit. With HASH, as
-    `odf plan` has printed it, any other plan is refused. At a terminal, the plan is shown and you
-    are asked; elsewhere, with HASH or with --yes you aren't.
+    Registers the datasets, jobs and dials of the flow in one transaction, signed with your name and
+    the git commit. At a terminal, you see the plan and confirm it. With HASH or --yes, or without a
+    terminal, you aren't asked. HASH comes from `odf plan`; any other plan is then refused.
 
-    Only what this flow has registered is ever removed, and chunks never are.
+    Only what this flow registered is ever removed. Chunks are never removed.
 
     \b
     Example: odf apply
@@ -154,19 +155,22 @@ def apply(
     click.echo(f"{_done(done)} in {store.db.where}.", err=True)
 
 
-@click.command(epilog="Example: odf export > flow.yml")
+@click.command()
 @click.option(
     "--flow",
     "name",
     metavar="NAME",
-    help="The flow's name; else that of the only flow that the tables know, or the folder's.",
+    help="The flow's name. Default: the name of the only registered flow, or of this folder.",
 )
 @click.pass_context
 def export(ctx: click.Context, name: str | None) -> None:
-    """Print what is registered as a flow.yml: its plan is empty.
+    """Print the registered datasets and jobs as a flow.yml.
 
-    Passwords stay encrypted. What pipelines and other flows have registered is left out, and named
-    in comments. What runs a job isn't known to the tables: add it.
+    `odf plan` finds no changes in it. Passwords stay encrypted. What pipelines and other flows
+    registered is left out and named in comments. The tables don't know what runs a job: add it.
+
+    \b
+    Example: odf export > flow.yml
     """
     from ..flow.apply import export_flow
 
@@ -177,11 +181,14 @@ def export(ctx: click.Context, name: str | None) -> None:
         click.echo(f"{left_out} left out: the comments say why.", err=True)
 
 
-@click.command(epilog="Example: odf schema > flow.schema.json")
+@click.command()
 def schema() -> None:
     """Print the JSON schema of flow.yml, for editors.
 
-    The first line of a flow.yml then says: # yaml-language-server: $schema=flow.schema.json
+    To use it, begin flow.yml with: # yaml-language-server: $schema=flow.schema.json
+
+    \b
+    Example: odf schema > flow.schema.json
     """
     from ..flow.file import schema_text
 

@@ -1,5 +1,6 @@
 """`odf history`: every change of a status or registration, and the steps of pipelines."""
 
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -27,9 +28,11 @@ from ..store.operations import refuse_unknown_job, refuse_unknown_name
 from ..store.store import Store
 from ..util.text import printable
 from ..util.times import parse_time
+from .completion import DATASET, JOB
 from .output import (
     as_json,
     count_of,
+    in_pager,
     json_text,
     knowing_pipelines,
     read_word,
@@ -79,30 +82,44 @@ class HistoryGroup(click.Group):
         return click.Command.invoke(self, ctx)
 
 
-@click.command(
-    cls=HistoryGroup, invoke_without_command=True, epilog="Example: odf history loadbob 2026-03-01"
-)
-@click.argument("job", required=False)
+@click.command(cls=HistoryGroup, invoke_without_command=True)
+@click.argument("job", required=False, type=JOB)
 @click.argument("dataid", required=False)
-@click.option("--job", "named_job", metavar="ID", help="The same as JOB, for a job called `clean`.")
-@click.option("--pipeline", metavar="SLUG", help="What its runs did, step by step, newest first.")
 @click.option(
-    "--dataset", metavar="ID", help="Only changes of this dataset, and of how it is registered."
+    "--job",
+    "named_job",
+    type=JOB,
+    metavar="ID",
+    help="The same as JOB, for a job that is named `clean`.",
 )
-@click.option("--policy", metavar="JOB", help="How a job's dials and registration changed.")
-@click.option("--since", metavar="TIME", help="Only changes since a time, like 2026-03-01T14:30.")
+@click.option(
+    "--pipeline", metavar="SLUG", help="Show the steps of the pipeline's runs, newest first."
+)
+@click.option(
+    "--dataset",
+    type=DATASET,
+    metavar="ID",
+    help="Only changes of this dataset and its registration.",
+)
+@click.option(
+    "--policy", type=JOB, metavar="JOB", help="Show the changes of a job's dials and registration."
+)
+@click.option(
+    "--since", metavar="TIME", help="Only changes since a time, such as 2026-03-01T14:30."
+)
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
-    help=f"Rows to show: {CHANGES_SHOWN} by default; of a pipeline {LISTED_ROWS} runs.",
+    help=f"Rows to show: {CHANGES_SHOWN} by default; with --pipeline, {LISTED_ROWS} runs.",
 )
 @click.option(
     "--status", "words", multiple=True, metavar="STATUS", help="Only changes to this status."
 )
-@click.option("--all", "everything", is_flag=True, help="Show all changes, as they are read.")
-@click.option("--follow", is_flag=True, help="Keep showing changes as they come, until Ctrl-C.")
+@click.option("--all", "everything", is_flag=True, help="Show all changes.")
+@click.option("--follow", is_flag=True, help="Keep showing changes as they happen, until Ctrl-C.")
 @as_json
 @click.pass_context
+@in_pager
 def history(
     ctx: click.Context,
     job: str | None,
@@ -118,15 +135,21 @@ def history(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Show every change of a status, the newest last: when, from what to what, by whom and why.
+    """Show every change of status: when, who and why.
 
-    For a registration, the lock names what changed: the dataset, the dials, IN or OUT for what a
-    job reads or writes, or one of its variables. Of a password only a digest is kept.
+    The latest change comes last. For the change of a registration, the column locktype says what
+    changed: the dataset, the dials, IN or OUT for what a job reads or writes, or the name of one of
+    its variables. Of a password, only a digest is kept.
 
-    With --follow and --json, each change is an object on a line of its own.
+    With --follow and --json, each change is one line with a JSON object.
 
-    With --pipeline, what each transformation did, and why a run failed otherwise; with the run's
-    DATAID, all that was printed too.
+    With --pipeline, you see what each transformation did and why a run failed; with the run's
+    DATAID, also everything that was printed.
+
+    \b
+    Example: odf history loadbob 2026-03-01
+    Example: odf history --dataset bobout --since 2026-03-01
+    Example: odf history --pipeline clean_contacts --limit 5
     """
     if pipeline is not None:
         if named_job or dataid or dataset or policy or since or follow or words or everything:
@@ -237,24 +260,26 @@ def _show_events(events: Iterable[Event], as_json: bool) -> None:
         {key: value for key, value in event._asdict().items() if key not in left_out}
         for event in events
     )
+    if not as_json and sys.stdout.isatty():
+        rows = map(_for_a_screen, rows)
     show_first(rows, None, as_json=as_json, empty="History has nothing of it.")
 
 
 @history.command("clean")
 @click.option("--pipeline", metavar="SLUG", help="Only of this pipeline.")
-@click.option("--days-old", type=float, metavar="N", help="Only what is older than so many days.")
-@click.option("--plan", is_flag=True, help="Count what would go, and change nothing.")
+@click.option("--days-old", type=float, metavar="N", help="Only what is older than N days.")
+@click.option("--plan", is_flag=True, help="Count what would be removed, and change nothing.")
 @as_json
 @click.pass_context
 def history_clean(
     ctx: click.Context, pipeline: str | None, days_old: float | None, plan: bool, as_json: bool
 ) -> None:
-    """Remove what pipelines' runs printed, step by step, and the payloads of items that are READY.
+    """Remove the output of pipelines' steps, and payloads of READY items.
 
-    Every status stays, and so does the history of statuses: whatever could run can run as before.
-    The steps of current runs stay, and so do items that failed, wait or are held.
+    Statuses and their history stay, so everything that could run still can. The steps of current
+    runs stay, and so do items that failed, wait or are held.
 
-    A key by which a client repeats itself is forgotten after its items, and after a day at least.
+    An idempotency key is removed after its items, and not within a day.
 
     \b
     Example: odf history clean --days-old 30 --plan
@@ -266,7 +291,7 @@ def history_clean(
         _refuse_typo(store, pipeline)
     if as_json:
         show([{"pipeline": pipeline} | done._asdict()], as_json=True)
-    verb = "would go" if plan else "removed"
+    verb = "would be removed" if plan else "removed"
     click.echo(
         f"{count_of(done.steps, 'step')}, {count_of(done.items, 'payload')} and "
         f"{count_of(done.keys, 'key')} {verb}.",
@@ -287,11 +312,26 @@ def _print_event(event: Event, *, as_json: bool) -> None:
     if as_json:
         print(json_text(row), flush=True)
         return
-    change = f"{row['status_before'] or '–'} → {row['status_after'] or '–'}"
     by = " ".join(str(row[key]) for key in ("who", "why") if row[key])
     chunk = f"{row['datasetid']}/{row['dataid']}"
-    words = (row["at"], row["jobid"], row["locktype"], chunk, change, by)
+    words = (row["at"], row["jobid"], row["locktype"], chunk, _change(row), by)
     print(printable("  ".join(map(str, words))), flush=True)
+
+
+def _for_a_screen(row: dict[str, Any]) -> dict[str, Any]:
+    """A change in fewer columns: the whole row goes to pipes and programs."""
+    return {
+        "at": row["at"],
+        "jobid": row["jobid"],
+        "lock": row["locktype"],
+        "chunk": f"{row['datasetid']}/{row['dataid']}",
+        "change": _change(row).replace(" ", ""),
+        "by": " ".join(str(row[key]) for key in ("who", "why") if row[key]),
+    }
+
+
+def _change(row: dict[str, Any]) -> str:
+    return f"{row['status_before'] or '–'} → {row['status_after'] or '–'}"
 
 
 def _show_steps(

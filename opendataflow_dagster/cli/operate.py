@@ -17,6 +17,7 @@ from ..store.operations import refuse_unknown_job, unknown_dataset
 from ..store.store import Store
 from ..util.text import typed
 from ..util.times import parse_duration, parse_time
+from .completion import DATASET, JOB
 from .fast_run import EXIT_IDLE, complain
 from .output import (
     as_json,
@@ -32,15 +33,15 @@ from .output import (
 PLANNED_CHUNKS = 10_000
 """Chunks that failed or are stale and that a plan looks at, unless it is for a program."""
 
-_plan = click.option("--plan", is_flag=True, help="Say what would change, and change nothing.")
-_reason = click.option("--reason", metavar="TEXT", help="Why, for the history.")
-_strict = click.option("--strict", is_flag=True, help="Exit with 3 when there was nothing to do.")
+_plan = click.option("--plan", is_flag=True, help="Show what would change, and change nothing.")
+_reason = click.option("--reason", metavar="TEXT", help="The reason, for the history.")
+_strict = click.option("--strict", is_flag=True, help="Exit with 3 if there is nothing to do.")
 
 
 @click.command()
-@click.argument("datasetid")
+@click.argument("datasetid", type=DATASET)
 @click.argument("dataids", nargs=-1, required=True, metavar="DATAID...")
-@click.option("--new", is_flag=True, help="The dataset may be one that nothing is known of.")
+@click.option("--new", is_flag=True, help="Accept a dataset that nothing is known of.")
 @_reason
 @_plan
 @_strict
@@ -56,10 +57,10 @@ def ready(
     strict: bool,
     as_json: bool,
 ) -> None:
-    """Mark chunks of a dataset as produced outside, so that the jobs that read them may run.
+    """Mark chunks that were produced elsewhere as READY.
 
-    A dataset that isn't registered, that no job reads or writes and that has no chunks is refused
-    without --new: its name may be misspelled.
+    Jobs that read them can then run. A dataset that isn't registered, that has no chunks, and that
+    no job reads or writes needs --new: its name may be misspelled.
 
     \b
     Example: odf ready bobin 2026-03-01 2026-03-02
@@ -68,30 +69,32 @@ def ready(
     moved = operations.ready(store, datasetid, dataids, new=new, plan=plan, why=reason)
     if not operations.is_registered(store, datasetid):
         click.echo(
-            f"Note: dataset {datasetid!r} isn't registered, so jobs get no variables of it. "
-            f"If that isn't meant: `odf dataset add {typed(datasetid)}`.",
+            f"Note: dataset {datasetid!r} isn't registered, so jobs get no variables for it. "
+            f"To register it, run: odf dataset add {typed(datasetid)}",
             err=True,
         )
-    _report_moves(ctx, moved, "READY", "were READY already", plan, strict, as_json)
+    _report_moves(ctx, moved, "READY", "already READY", plan, strict, as_json)
 
 
 @click.command()
-@click.argument("jobid", required=False)
+@click.argument("jobid", required=False, type=JOB)
 @click.argument("dataids", nargs=-1, metavar="[DATAID]...")
 @click.option(
     "--failed",
     is_flag=True,
-    help="All chunks that failed, or those of the named that did; without a JOBID, of all jobs.",
+    help="All FAILED chunks, or those of the named ones. Without JOBID: of all jobs.",
 )
 @click.option(
     "--stale",
     is_flag=True,
-    help="READY chunks whose inputs were replaced since; without a JOBID, of all jobs.",
+    help="READY chunks whose inputs have been replaced since. Without JOBID: of all jobs.",
 )
 @click.option(
-    "--since", metavar="TIME", help="With --failed: only what failed since, like 2026-03-01."
+    "--since",
+    metavar="TIME",
+    help="With --failed: only chunks that failed since, such as 2026-03-01.",
 )
-@click.option("--downstream", is_flag=True, help="And what other jobs made of them, and so on.")
+@click.option("--downstream", is_flag=True, help="Also all chunks downstream of them.")
 @_reason
 @_plan
 @_strict
@@ -110,9 +113,9 @@ def resubmit(
     strict: bool,
     as_json: bool,
 ) -> None:
-    """Mark chunks that are READY, FAILED or held to be run again.
+    """Mark READY, FAILED or held chunks to be run again.
 
-    A chunk of a pipeline is refused where the file or table holds the rows of a newer one.
+    A pipeline's chunk is refused if its file or table already has the rows of a newer chunk.
 
     \b
     Example: odf resubmit loadbob 2026-03-01
@@ -123,10 +126,10 @@ def resubmit(
     """
     if stale and (failed or downstream):
         raise WrongUse(
-            "Use --stale alone. What is made of stale chunks is stale when they are made again."
+            "Use --stale alone. Chunks downstream become stale when the stale ones have run again."
         )
     if since and not failed:
-        raise WrongUse("--since is about chunks that failed: use it with --failed.")
+        raise WrongUse("--since selects chunks that failed: use it with --failed.")
     with knowing_pipelines(store := store_of(ctx), jobid or ""):
         moved = operations.resubmit(
             store,
@@ -140,7 +143,7 @@ def resubmit(
             most=None if as_json else PLANNED_CHUNKS,
             why=reason,
         )
-    _report_moves(ctx, moved, "RESUBMIT", "are to be made already", plan, strict, as_json)
+    _report_moves(ctx, moved, "RESUBMIT", "already RESUBMIT", plan, strict, as_json)
 
 
 def _chunk_command(function: Callable[..., None]) -> click.Command:
@@ -152,7 +155,7 @@ def _chunk_command(function: Callable[..., None]) -> click.Command:
         _plan,
         _reason,
         click.argument("dataids", nargs=-1, required=True, metavar="DATAID..."),
-        click.argument("jobid"),
+        click.argument("jobid", type=JOB),
     ):
         function = decorate(function)
     return click.command()(function)
@@ -160,7 +163,7 @@ def _chunk_command(function: Callable[..., None]) -> click.Command:
 
 @_chunk_command
 def hold(ctx: click.Context, **given: Any) -> None:
-    """Keep a job from making chunks, and others from reading them, until they are released.
+    """Keep chunks from being run or read until you release them.
 
     \b
     Example: odf hold loadbob 2026-03-01 --reason "the source is wrong"
@@ -170,7 +173,7 @@ def hold(ctx: click.Context, **given: Any) -> None:
 
 @_chunk_command
 def release(ctx: click.Context, **given: Any) -> None:
-    """Make held chunks what they were before they were held.
+    """Return held chunks to the status that they had before.
 
     \b
     Example: odf release loadbob 2026-03-01
@@ -191,19 +194,21 @@ def _hold_or_release(
     with knowing_pipelines(store := store_of(ctx), jobid):
         moved = act(store, jobid, dataids, plan=plan, why=reason)
     if act is operations.hold:
-        after, same = "HOLD", "are held already"
+        after, same = "HOLD", "already on HOLD"
     else:
-        after, same = "what it was" if moved.chunks == 1 else "what they were", "aren't held"
+        after, same = "what it was" if moved.chunks == 1 else "what they were", "not on HOLD"
     _report_moves(ctx, moved, after, same, plan, strict, as_json)
 
 
 @click.command("delete-run")
-@click.argument("jobid")
+@click.argument("jobid", type=JOB)
 @click.argument("dataid")
 @_reason
 @click.pass_context
 def delete_run(ctx: click.Context, jobid: str, dataid: str, reason: str | None) -> None:
-    """Forget that a job ran a chunk: the job's own rows go, and nobody else's.
+    """Delete a job's rows for one chunk, as if it had never run.
+
+    The history stays, and so do the rows of other jobs.
 
     \b
     Example: odf delete-run loadbob 2026-03-01
@@ -218,12 +223,12 @@ def delete_run(ctx: click.Context, jobid: str, dataid: str, reason: str | None) 
 
 
 @click.command()
-@click.option("--job", "jobid", metavar="JOB", help="Only this job.")
+@click.option("--job", "jobid", type=JOB, metavar="JOB", help="Only this job.")
 @click.option(
     "--older-than",
     "age",
     metavar="AGE",
-    help="Also send back what is RUNNING without a claim for longer.",
+    help="Also resubmit what has been RUNNING without a claim for longer.",
 )
 @_plan
 @_strict
@@ -232,10 +237,10 @@ def delete_run(ctx: click.Context, jobid: str, dataid: str, reason: str | None) 
 def recover(
     ctx: click.Context, jobid: str | None, age: str | None, plan: bool, strict: bool, as_json: bool
 ) -> None:
-    """Settle claims whose lease ran out, and grant the retries that are due.
+    """Settle expired claims, and grant the retries that are due.
 
-    What is RUNNING without a claim is the Java program's: only you know whether it still lives.
-    It is listed, and with --older-than sent back.
+    A chunk that is RUNNING without a claim belongs to the Java program, and only you know whether
+    that program is still alive. Such chunks are listed; --older-than resubmits them.
 
     \b
     Example: odf recover
@@ -265,8 +270,8 @@ def recover(
     click.echo(f"{count_of(len(rows), 'chunk')} {'to recover' if plan else 'recovered'}.", err=True)
     if running:
         click.echo(
-            f"{count_of(len(running), 'chunk')} RUNNING without a claim. If the program is gone: "
-            "`odf recover --older-than 2h`.",
+            f"{count_of(len(running), 'chunk')} RUNNING without a claim. If the program is gone, "
+            "run: odf recover --older-than 2h",
             err=True,
         )
     if strict and not rows:
@@ -296,18 +301,19 @@ def _report_moves(
         _show((move._asdict() for move in moved.moves), as_json)
     verb = "would become" if plan else "became"
     if moved.cut:
-        click.echo(f"Only {PLANNED_CHUNKS:,} chunks are looked at: --json plans for all.", err=True)
+        click.echo(f"The plan covers only {PLANNED_CHUNKS:,} chunks: --json covers all.", err=True)
     jobs = len({move.jobid for move in moved.moves})
     whose = f" of {jobs} jobs" if jobs > 1 else ""
     click.echo(f"{count_of(moved.chunks, 'chunk')}{whose} {verb} {after}.", err=True)
     if moved.same:
-        click.echo(f"{len(moved.same)} {same}: nothing to do.", err=True)
+        click.echo(f"{count_of(len(moved.same), 'chunk')} {same}: nothing to do.", err=True)
     for row in moved.left[:5]:
         click.echo(
-            f"Left: {row.dataid!r} of {row.jobid!r} is {row.status_before}. {_cure(row)}", err=True
+            f"Skipped: {row.dataid!r} of {row.jobid!r} is {row.status_before}. {_cure(row)}",
+            err=True,
         )
     if len(moved.left) > 5:
-        click.echo(f"And {len(moved.left) - 5} more were left.", err=True)
+        click.echo(f"Skipped: {len(moved.left) - 5} more.", err=True)
     if strict and not moved.moves:
         ctx.exit(EXIT_IDLE)
 
@@ -315,31 +321,31 @@ def _report_moves(
 def _cure(row: operations.Move) -> str:
     chunk = typed(row.jobid, row.dataid)
     if row.status_before == RUNNING:
-        return f"When it is done: `odf resubmit {chunk}`."
+        return f"When it has ended, run: odf resubmit {chunk}"
     if read_status(row.status_before or None) != HOLD:
-        return f"Its place holds a newer chunk: `odf resubmit {chunk}` tells which."
-    return f"If it isn't needed as it was: `odf resubmit {chunk}`."
+        return f"Its location has a newer chunk. To see which, run: odf resubmit {chunk}"
+    return f"To run it again, run: odf resubmit {chunk}"
 
 
 # `odf clean` and `odf compact`: what lies where chunks are published.
 
 
 _plan_of_files = click.option(
-    "--plan", is_flag=True, help="Say what would be done, and change nothing."
+    "--plan", is_flag=True, help="Show what would be done, and change nothing."
 )
 
 _SIZE = re.compile(r"([0-9]+)\s*([KMGT]?)I?B?", re.IGNORECASE)
 
 
 @click.command()
-@click.argument("datasets", nargs=-1, metavar="[DATASET]...")
+@click.argument("datasets", nargs=-1, type=DATASET, metavar="[DATASET]...")
 @click.option(
     "--older-than",
     "age",
     metavar="AGE",
     default="1h",
     show_default=True,
-    help="Leave alone what changed since.",
+    help="Skip what changed more recently.",
 )
 @_plan_of_files
 @as_json
@@ -347,11 +353,11 @@ _SIZE = re.compile(r"([0-9]+)\s*([KMGT]?)I?B?", re.IGNORECASE)
 def clean(
     ctx: click.Context, datasets: tuple[str, ...], age: str, plan: bool, as_json: bool
 ) -> None:
-    """Remove what crashed publishes left, in all datasets or some.
+    """Remove what crashed publishes left behind.
 
-    That is directories, versions and staging tables of claims that are over. A claim that somebody
-    has is never touched: if that process is gone, run `odf recover` first. A chunk that a crash has
-    moved aside is put back.
+    That is directories, versions and staging tables of claims that have ended. Live claims are
+    never touched: if such a process is gone, run `odf recover` first. A chunk that a crash moved
+    aside is restored.
 
     \b
     Example: odf clean --plan
@@ -367,38 +373,38 @@ def clean(
                     rows.append(row)
         except (DataflowError, OSError) as error:
             failed = True
-            complain(DataflowError(f"{datasetid!r} isn't cleaned: {error}"))
+            complain(DataflowError(f"Can't clean {datasetid!r}: {error}"))
     if plan or as_json:
         show([_leftover_row(row) for row in rows], as_json=as_json, empty="Nothing to clean.")
     kept = [row for row in rows if row.what not in (BACK, POINTER)]
     size = sum(row.bytes or 0 for row in kept)
-    verb = "would go" if plan else "removed"
-    click.echo(f"{count_of(len(kept), 'leftover')} {verb}, {size} bytes.", err=True)
+    verb = "would be removed" if plan else "removed"
+    click.echo(f"{count_of(len(kept), 'leftover')} {verb}, {count_of(size, 'byte')}.", err=True)
     if len(kept) < len(rows):
-        verb = "would be" if plan else "were"
-        click.echo(f"{len(rows) - len(kept)} {verb} put right.", err=True)
+        verb = "would be restored" if plan else "restored"
+        click.echo(f"{count_of(len(rows) - len(kept), 'chunk')} {verb}.", err=True)
     if failed:
         ctx.exit(1)
 
 
 @click.command()
-@click.argument("dataset")
+@click.argument("dataset", type=DATASET)
 @click.argument("dataids", nargs=-1, metavar="[DATAID]...")
-@click.option("--unpack", is_flag=True, help="Give packed chunks their own directories again.")
+@click.option("--unpack", is_flag=True, help="Give each packed chunk its own directory again.")
 @click.option(
     "--target-size",
     "size",
     metavar="SIZE",
     default="128MB",
     show_default=True,
-    help="How large a file should be.",
+    help="The size of a file to aim for.",
 )
 @_plan_of_files
 @click.option(
     "--all",
     "everything",
     is_flag=True,
-    help="Plan for all chunks, also of a dataset with more than 100,000.",
+    help="With --plan: look at all chunks, even of a dataset with more than 100,000.",
 )
 @as_json
 @click.pass_context
@@ -412,16 +418,16 @@ def compact(
     everything: bool,
     as_json: bool,
 ) -> None:
-    """Rewrite chunks of many small files as few; each stays the chunk that it was.
+    """Rewrite chunks of many small files into fewer files.
 
-    A chunk must be READY and unclaimed. A reader that has just listed its old files fails: run it
-    again.
+    Only READY chunks without a claim are rewritten. A reader that has just listed the old files
+    fails: run it again.
 
-    Earlier versions packed many small chunks into files in `_packs` of the dataset's folder. This
-    version still reads them, the next one doesn't: --unpack gives each chunk its own directory, and
-    `odf clean` removes the packs afterwards.
+    Earlier versions packed small chunks into files in the folder `_packs` of the dataset. This
+    version still reads packs; the next one won't. --unpack gives each chunk its own directory; run
+    `odf clean` afterwards to remove the packs.
 
-    Of a dataset with more than 100,000 chunks, --plan looks at the 10,000 that changed last.
+    For a dataset with more than 100,000 chunks, --plan looks at the 10,000 that changed last.
 
     \b
     Example: odf compact bobout --plan
@@ -450,9 +456,9 @@ def compact(
     show_first(rewritten, most, as_json=as_json, empty="", more="--json lists all")
     for _ in rewritten:  # each step of the loop rewrites a chunk, also one that isn't listed
         pass
-    verb = "would be" if plan else "are"
+    verb = "would be " if plan else ""
     what = "unpacked" if unpack else "compacted"
-    click.echo(f"{count_of(done, 'chunk')} {verb} {what}, {left} left.", err=True)
+    click.echo(f"{count_of(done, 'chunk')} {verb}{what}, {left} skipped.", err=True)
 
 
 def _leftovers(

@@ -1,12 +1,18 @@
 """How a listing is shown: a table for people, objects for programs; and a line of progress."""
 
+import io
 import json
 import os
+import re
+import shlex
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import wraps
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -21,6 +27,8 @@ from ..util.text import count_of as count_of
 from ..util.text import did_you_mean, printable, typed
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ..pipelines.project import Project
 
 TABLE_COLUMNS = 100_000
@@ -34,10 +42,20 @@ REPRINT_SECONDS = 10.0
 SCREEN_ROWS = 1000
 """Rows that a listing shows by default."""
 
+COLUMN_GAP = 2
+
+PAGERS = ("ODF_PAGER", "PAGER")
+"""The environment variables that name a pager; the first that is set is taken."""
+
+PROSE_COLUMNS = 20
+"""Columns that a sentence needs at least to be wrapped in a table."""
+
+TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?")
+
 SAMPLE_ROWS = 1000
 """Rows from which the widths of the columns of a longer listing are taken."""
 
-as_json = click.option("--json", "as_json", is_flag=True, help="A list of objects, for programs.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print a JSON list of objects.")
 
 
 def store_of(ctx: click.Context, *, making: bool = False) -> Store:
@@ -123,9 +141,7 @@ def show(rows: Sequence[dict[str, Any]], *, as_json: bool, empty: str = "Nothing
 
 def limits(command: Callable) -> Callable:
     """The options --limit and --all of a listing that shows its first rows."""
-    command = click.option(
-        "--all", "everything", is_flag=True, help="Show all rows, as they are read."
-    )(command)
+    command = click.option("--all", "everything", is_flag=True, help="Show all rows.")(command)
     return click.option(
         "--limit",
         type=click.IntRange(min=1),
@@ -220,6 +236,101 @@ def shown_rows(rows: Iterable[dict[str, Any]], *, as_json: bool) -> list[dict[st
     return [{key: text(value) for key, value in row.items()} for row in rows]
 
 
+class Pager(io.TextIOBase):
+    """Standard output on a terminal: from the line on that scrolls, a pager shows it."""
+
+    encoding = "utf-8"
+
+    def __init__(self, terminal: TextIO, words: list[str]) -> None:
+        self._terminal, self._words = terminal, words
+        self._room = shutil.get_terminal_size().lines - 1
+        self._waiting: list[str] = []
+        self._process: subprocess.Popen[str] | None = None
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):  # so click finds out whether a stream takes bytes
+            raise TypeError("text only")
+        if self._process is None:
+            self._waiting.append(text)
+            self._room -= text.count("\n")
+            if self._room < 0:
+                self._begin()
+        elif self._process.stdin:
+            self._process.stdin.write(text)
+        return len(text)
+
+    def _begin(self) -> None:
+        environ = {"LESS": "FRX"} | dict(os.environ)
+        try:
+            self._process = subprocess.Popen(
+                self._words, stdin=subprocess.PIPE, text=True, errors="replace", env=environ
+            )
+        except OSError:  # `end` prints all of it
+            self._room = sys.maxsize
+            return
+        before, self._waiting = "".join(self._waiting), []
+        self.write(before)
+
+    def end(self) -> None:
+        """Print what fits on the screen, or wait until the reader leaves the pager."""
+        if self._process is None:
+            self._terminal.write("".join(self._waiting))
+            self._terminal.flush()
+            return
+        with suppress(OSError):
+            self._process.stdin.close()  # pyright: ignore[reportOptionalMemberAccess]
+        while self._process.poll() is None:
+            with suppress(KeyboardInterrupt):  # Ctrl-C is the pager's
+                self._process.wait()
+
+
+@contextmanager
+def paged(as_json: bool = False) -> Iterator[None]:
+    """Show what a listing prints in a pager, if standard output is a terminal that it fills.
+
+    ODF_PAGER names it, or PAGER, or it is `less` where that is installed; empty, or `cat`, is none.
+    """
+    words = _pager()
+    if as_json or not words or not sys.stdout.isatty():
+        yield
+        return
+    streams = sys.stdout, sys.stderr
+    pager = sys.stdout = Pager(sys.stdout, words)
+    if sys.stderr is not None and sys.stderr.isatty():
+        sys.stderr = pager
+    try:
+        with suppress(BrokenPipeError):  # the reader has seen enough
+            yield
+    finally:
+        sys.stdout, sys.stderr = streams
+        pager.end()
+
+
+def in_pager(command: Callable[..., None]) -> Callable[..., None]:
+    """Show what a command lists in a pager, unless it is for a program or never ends."""
+
+    @wraps(command)
+    def run(*args: Any, **options: Any) -> None:
+        with paged(as_json=options["as_json"] or options.get("follow", False)):
+            command(*args, **options)
+
+    return run
+
+
+def _pager() -> list[str]:
+    """The words of the pager's command; none if there is no such program here."""
+    line = next((os.environ[name] for name in PAGERS if name in os.environ), "less")
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        return []
+    is_there = words and words[0] != "cat" and shutil.which(words[0])
+    return words if is_there and os.environ.get("TERM") not in ("dumb", "unknown", None) else []
+
+
 def in_colour() -> bool:
     """Whether standard output is a terminal with colours that nobody has switched off."""
     return (
@@ -230,23 +341,91 @@ def in_colour() -> bool:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> None:
+    """Print a table that fits the terminal; one that can't fit is printed row by row.
+
+    Nothing is cut: an id without its end is of no use. Sentences wrap, ids don't.
+    """
     from rich.console import Console
+
+    width = Console().width
+    same, cells = _squeezed({name: [_cell(row[name]) for row in rows] for name in rows[0]}, width)
+    if same:
+        print("All rows:", ", ".join(f"{name} {text}" for name, text in same.items()))
+    sentences = {name: texts for name, texts in cells.items() if _is_prose(texts)}
+    ids = {name: texts for name, texts in cells.items() if name not in sentences}
+    widths = _shares(sentences, width - _width(ids) - COLUMN_GAP * len(sentences))
+    if _width(cells) <= width:
+        widths = {}
+    elif not widths or min(widths.values()) < 0:
+        return _records(cells)
+    # Without a height, rich takes 80 columns if TERM is dumb.
+    Console(width=TABLE_COLUMNS, height=25).print(_rich_table(cells, widths))
+
+
+def _squeezed(
+    cells: dict[str, list[str]], width: int
+) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """What all rows have in common, and the columns: without those that a table can spare."""
+    if _width(cells) > width:
+        cells = {name: texts for name, texts in cells.items() if set(texts) - {"", "0"}} or cells
+    if _width(cells) > width:
+        cells = {name: [_to_the_minute(text) for text in texts] for name, texts in cells.items()}
+    if _width(cells) <= width:
+        return {}, cells
+    same = {name: texts[0] for name, texts in cells.items() if len(set(texts)) == 1}
+    if len(next(iter(cells.values()))) == 1 or len(same) == len(cells):
+        return {}, cells
+    return same, {name: texts for name, texts in cells.items() if name not in same}
+
+
+def _shares(columns: dict[str, list[str]], width: int) -> dict[str, int]:
+    """Share a width among columns as they need it; -1 for one that would get too little."""
+    shares = {}
+    needs = {name: _width({name: texts}) for name, texts in columns.items()}
+    for number, name in enumerate(sorted(needs, key=needs.__getitem__)):
+        share = min(needs[name], width // (len(needs) - number))
+        shares[name] = share if share >= min(needs[name], PROSE_COLUMNS) else -1
+        width -= share
+    return shares
+
+
+def _rich_table(cells: dict[str, list[str]], widths: dict[str, int]) -> "Table":
+    """A table in which the columns with a width wrap at it."""
     from rich.table import Table
     from rich.text import Text
 
-    def table_of(names: Sequence[str]) -> Table:
-        table = Table(box=None, header_style="bold", pad_edge=False)
-        for name in names:
-            table.add_column(name, no_wrap=True)
-        for row in rows:
-            table.add_row(*(Text(_cell(row[name])) for name in names))
-        return table
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, COLUMN_GAP, 0, 0))
+    for name in cells:
+        table.add_column(name, no_wrap=name not in widths, max_width=widths.get(name))
+    for row in zip(*cells.values(), strict=True):
+        table.add_row(*map(Text, row))
+    return table
 
-    console, names = Console(), list(rows[0])
-    wide = Console(width=TABLE_COLUMNS, height=25)  # without a height, 80 columns if TERM is dumb
-    if wide.measure(table_of(names)).maximum > console.width:
-        names = [name for name in names if any(_cell(row[name]) for row in rows)] or names
-    wide.print(table_of(names))
+
+def _records(cells: dict[str, list[str]]) -> None:
+    """Print a block of lines for each row, a line for each value."""
+    margin = max(map(len, cells))
+    for number, row in enumerate(zip(*cells.values(), strict=True)):
+        print(end="\n" if number else "")
+        for name, text in zip(cells, row, strict=True):
+            if text:
+                print(f"{name:<{margin}}  {text}")
+
+
+def _width(cells: dict[str, list[str]]) -> int:
+    """The columns of a terminal that a table takes."""
+    from rich.cells import cell_len
+
+    widest = [max(map(cell_len, [name, *texts])) for name, texts in cells.items()]
+    return sum(widest) + COLUMN_GAP * (len(widest) - 1)
+
+
+def _is_prose(texts: Iterable[str]) -> bool:
+    return any(" " in text and not TIME.fullmatch(text) for text in texts)
+
+
+def _to_the_minute(text: str) -> str:
+    return text[:16] if TIME.fullmatch(text) else text
 
 
 def _columns(rows: Sequence[dict[str, Any]], rest: Iterable[dict[str, Any]] = ()) -> None:

@@ -27,14 +27,17 @@ if TYPE_CHECKING:
 
 
 of_project = click.option(
-    "--project", "folder", metavar="DIR", help="The project's folder; else this one, or one above."
+    "--project",
+    "folder",
+    metavar="DIR",
+    help="The project's folder. Default: this one, or one above.",
 )
 
 by_engine = click.option(
     "--engine",
     type=click.Choice(["spark", "local"]),
-    help="What runs the transformations: Spark, or for pandas a process without Java; "
-    "else as project.yml says.",
+    help="What runs the transformations: Spark, or for pandas a process without Java. "
+    "Default: what project.yml says.",
 )
 
 
@@ -42,7 +45,7 @@ by_engine = click.option(
 @click.argument("pipeline", required=False)
 @of_project
 @by_engine
-@click.option("--junit", metavar="FILE", help="Write JUnit's XML to FILE too, for CI.")
+@click.option("--junit", metavar="FILE", help="Also write a JUnit XML report to FILE, for CI.")
 @as_json
 @click.pass_context
 def validate(
@@ -53,11 +56,12 @@ def validate(
     junit: str | None,
     as_json: bool,
 ) -> None:
-    """Run each transformation of a project on its expected inputs, and compare what it returns.
+    """Test each transformation against its expected output.
 
-    A transformation fails if its output isn't the expected one, if it returns nothing or what it
-    was given, or if its file lacks `run` or its expectations. A pipeline fails if a source is
-    missing, or a transformation in its folder isn't listed. Exit code: 1 if any fails.
+    Runs each transformation of a project on its expected inputs. A transformation fails if its
+    output differs from the expected output, if it returns nothing or its own input, or if its file
+    has no `run` or no expectations. A pipeline fails if a source is missing, or if a transformation
+    in its folder isn't listed. Exits with 1 if any fails.
 
     \b
     Example: odf validate
@@ -88,21 +92,25 @@ def validate(
 
 @click.group()
 def pipeline() -> None:
-    """Run the pipelines of a project, and list them."""
+    """Run and list the pipelines of a project.
+
+    \b
+    Example: odf pipeline run clean_contacts
+    """
 
 
 @pipeline.command("run")
 @click.argument("slug", required=False)
 @click.option(
-    "--stream", metavar="FILE", help="Run for each row of this CSV file, as an item of its own."
+    "--stream", metavar="FILE", help="Run once for each row of this CSV file: each is an item."
 )
 @click.option(
     "--all",
     "all_chunks",
     is_flag=True,
-    help="Run until nothing is left; without SLUG all pipelines, in the order of their sources.",
+    help="Run until nothing is left. Without SLUG: all pipelines, upstream first.",
 )
-@click.option("--strict", is_flag=True, help="Exit with 3 if there was nothing to do.")
+@click.option("--strict", is_flag=True, help="Exit with 3 if there is nothing to do.")
 @of_project
 @by_engine
 @click.pass_context
@@ -115,14 +123,18 @@ def run_(
     folder: str | None,
     engine: str | None,
 ) -> None:
-    """Run a pipeline, on Spark by default, and write output/SLUG.csv and its destination.
+    """Run a pipeline, and write its destination.
 
-    A run is a chunk of the destination, with a status, a history, and RESUBMIT. What was sent back
-    is run again first; else a pipeline begins a new run. One that reads what another produces waits
-    for that instead, and runs with the same dataid; if its sources have no run in common, it begins
-    a new run and reads what they have made last. With --stream the sources are read once, and what
-    one item makes is the first frame of the next. With --engine local, or `engine: local` in
-    project.yml, transformations of pandas run without Spark and Java, and make the same.
+    Each run is a chunk of the destination, with a status and a history, and can be resubmitted. It
+    also writes output/SLUG.csv.
+
+    Resubmitted runs come first. Otherwise, a pipeline without upstream pipelines starts a new run.
+    A pipeline that reads another's output waits for it and uses the same dataid. If its sources
+    have no dataid in common, it starts a new run and reads their latest output.
+
+    With --stream, the sources are read once, and the output for one item is the first input for the
+    next. With --engine local, or `engine: local` in project.yml, pandas transformations run without
+    Spark and Java, with the same results.
 
     \b
     Example: odf pipeline run clean_contacts
@@ -190,7 +202,9 @@ def _run_one(
 @as_json
 @click.pass_context
 def list_(ctx: click.Context, folder: str | None, as_json: bool) -> None:
-    """List the pipelines of a project: what each waits for, reads, does and writes.
+    """List the pipelines of a project.
+
+    For each: what it waits for, its sources, its transformations and its destination.
 
     \b
     Example: odf pipeline list
@@ -271,16 +285,19 @@ def _finite(_: click.Context, __: click.Parameter, rate: float) -> float:
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=8000,
     show_default=True,
-    help="The port; 0: any that is free.",
+    help="The port; 0 takes any free port.",
 )
 @click.option(
-    "--project", "folder", metavar="DIR", help="The project's folder; else this one, or one above."
+    "--project",
+    "folder",
+    metavar="DIR",
+    help="The project's folder. Default: this one, or one above.",
 )
 @click.option(
     "--rate",
@@ -289,9 +306,9 @@ def _finite(_: click.Context, __: click.Parameter, rate: float) -> float:
     show_default=True,
     metavar="N",
     callback=_finite,
-    help="Items a second that each pipeline takes.",
+    help="Items per second that each pipeline accepts.",
 )
-@click.option("--no-worker", is_flag=True, help="Take items, and let another server consume them.")
+@click.option("--no-worker", is_flag=True, help="Only accept items: another server processes them.")
 @click.option("--as-worker", metavar="DIR", hidden=True)
 @click.pass_context
 def serve(
@@ -303,13 +320,15 @@ def serve(
     no_worker: bool,
     as_worker: str | None,
 ) -> None:
-    """Take items for a project's pipelines over HTTP, and consume them.
+    """Accept items for pipelines over HTTP, and process them.
 
     POST /stream/PIPELINE takes a JSON object, or an array of them, and answers 202 once they are
-    durable; GET /status/PIPELINE/DATAID reports the status of one. A pipeline takes items if one
-    of its transformations has a parameter `stream`, and once `odf token PIPELINE` has created a
-    token. /docs, /openapi.json, /health and /metrics have the details. It listens on this machine
-    alone, unless --host says otherwise. On Ctrl-C or TERM it finishes its items or gives them back.
+    durable. GET /status/PIPELINE/DATAID returns the status of an item. /docs, /openapi.json,
+    /health and /metrics have the details.
+
+    A pipeline accepts items if one of its transformations has a parameter `stream`, and if `odf
+    token PIPELINE` has created a token. The server listens on this machine only, unless you give
+    --host. On Ctrl-C or TERM, it finishes its items or gives them back.
 
     \b
     Example: odf serve --project shop
@@ -409,18 +428,19 @@ def _shown(host: str) -> str:
 
 @click.command()
 @click.argument("slug")
+@click.option("--drop", is_flag=True, help="Remove the token: nobody can send items any more.")
 @click.option(
-    "--drop", is_flag=True, help="Remove the token: nobody can send items to the pipeline then."
-)
-@click.option(
-    "--project", "folder", metavar="DIR", help="The project's folder; else this one, or one above."
+    "--project",
+    "folder",
+    metavar="DIR",
+    help="The project's folder. Default: this one, or one above.",
 )
 @click.pass_context
 def token(ctx: click.Context, slug: str, drop: bool, folder: str | None) -> None:
-    """Create the token that clients need to send items to a pipeline, and print it once.
+    """Create the token that clients need to send items.
 
-    Until it has a token, a pipeline takes no items. A new token replaces the old one
-    at once. Only its hash is kept.
+    The token is printed once; only its hash is kept. Without a token, a pipeline accepts no items.
+    A new token replaces the old one at once.
 
     \b
     Example: odf token orders > orders.token

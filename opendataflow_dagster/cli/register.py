@@ -16,10 +16,12 @@ from ..model import DATASET_COLUMNS, DIALS
 from ..store import registry
 from ..store.store import refuse_flawed
 from ..util.text import typed
+from .completion import DATASET, JOB
 from .output import (
     as_json,
     count_of,
     fill_queues,
+    in_pager,
     knowing_pipelines,
     pipeline_here,
     show,
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from ..store.split import Series
 
 
-_plan = click.option("--plan", is_flag=True, help="Say what would go, and change nothing.")
+_plan = click.option("--plan", is_flag=True, help="Show what would be removed, and change nothing.")
 
 _SHORT_OPTIONS = {
     "hostname": "--host",
@@ -44,7 +46,7 @@ _METAVARS = {"encryptedpass": "VALUE", "writemode": "append|replace", "options":
 _PASSWORD = click.option(
     "--password",
     is_flag=True,
-    help="Ask for the password (or read all of stdin) and encrypt it.",
+    help="Ask for the password, or read it from standard input, and encrypt it.",
 )
 
 
@@ -62,25 +64,27 @@ def _column_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group()
 def dataset() -> None:
-    """Register datasets, and list them.
+    """Register, list and remove datasets.
 
     \b
-    Example: odf dataset add bobout --hostname db1 --database sales --tablename bob
+    Example: odf dataset add bobout --host db1 --database sales --table bob
     """
 
 
 @dataset.command("add")
-@click.argument("datasetid")
+@click.argument("datasetid", type=DATASET)
 @_column_options
 @click.pass_context
 def dataset_add(ctx: click.Context, datasetid: str, password: bool, **columns: str | None) -> None:
     """Register a dataset, or change its registration.
 
-    Options that are left out change nothing; an empty value clears.
+    An option that you leave out changes nothing; an empty value clears the column.
 
     \b
-    Example: odf dataset add bobout --host db1 --database sales --table bob --user etl --password
-    Example: odf dataset add bobin --format csv --options '{"delimiter": ";", "strings": ["zip"]}'
+    Example: odf dataset add bobin --hostname /data/bobin --format csv
+    Example: odf dataset add bobin --options '{"delimiter": ";"}'
+    Example: odf dataset add bobout --hostname db1 --database sales \\
+                 --tablename bob --username etl --password
     """
     secret = _password(datasetid) if password else None
     new = registry.add_dataset(store_of(ctx), datasetid, password=secret, **columns)
@@ -88,14 +92,15 @@ def dataset_add(ctx: click.Context, datasetid: str, password: bool, **columns: s
 
 
 @dataset.command("remove")
-@click.argument("datasetid")
+@click.argument("datasetid", type=DATASET)
 @_plan
 @as_json
 @click.pass_context
 def dataset_remove(ctx: click.Context, datasetid: str, plan: bool, as_json: bool) -> None:
-    """Forget where a dataset is and its password; its data, chunks and history stay.
+    """Remove a dataset's registration.
 
-    One that a job reads or writes is refused.
+    Its location and password are removed. Its data, chunks and history stay. A dataset that a job
+    reads or writes is refused.
 
     \b
     Example: odf dataset remove bobout --plan
@@ -107,8 +112,11 @@ def dataset_remove(ctx: click.Context, datasetid: str, plan: bool, as_json: bool
 @dataset.command("list")
 @as_json
 @click.pass_context
+@in_pager
 def dataset_list(ctx: click.Context, as_json: bool) -> None:
-    """List the datasets; of an encrypted password only the start is shown.
+    """List the datasets.
+
+    Of an encrypted password, only the first characters are shown.
 
     \b
     Example: odf dataset list --json
@@ -119,7 +127,7 @@ def dataset_list(ctx: click.Context, as_json: bool) -> None:
 
 @click.group()
 def job() -> None:
-    """Register jobs, and list them.
+    """Register, list and remove jobs.
 
     \b
     Example: odf job add loadbob --in bobin --out bobout
@@ -127,13 +135,27 @@ def job() -> None:
 
 
 @job.command("add")
-@click.argument("jobid")
-@click.option("--in", "inputs", multiple=True, metavar="DATASET", help="A dataset that it reads.")
+@click.argument("jobid", type=JOB)
 @click.option(
-    "--out", "outputs", multiple=True, metavar="DATASET", help="A dataset that it writes."
+    "--in",
+    "inputs",
+    multiple=True,
+    type=DATASET,
+    metavar="DATASET",
+    help="A dataset that the job reads.",
 )
-@click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable that its script gets.")
-@click.option("--replace", is_flag=True, help="The job has these items and no others from now on.")
+@click.option(
+    "--out",
+    "outputs",
+    multiple=True,
+    type=DATASET,
+    metavar="DATASET",
+    help="A dataset that the job writes.",
+)
+@click.option(
+    "--env", multiple=True, metavar="NAME=VALUE", help="An environment variable for its script."
+)
+@click.option("--replace", is_flag=True, help="Replace all items of the job by these.")
 @click.pass_context
 def job_add(
     ctx: click.Context,
@@ -143,9 +165,10 @@ def job_add(
     env: tuple[str, ...],
     replace: bool,
 ) -> None:
-    """Register what a job reads, writes and sets, or add to it.
+    """Register a job: what it reads, writes and sets.
 
-    JOBID is the base name of its script. The dataset `today` stands for the current date.
+    If the job exists, the items are added to it. JOBID is the base name of its script. The dataset
+    `today` stands for the current date.
 
     \b
     Example: odf job add loadbob --in bobin --out bobout --env MODE=fast
@@ -164,14 +187,15 @@ def job_add(
 
 
 @job.command("remove")
-@click.argument("jobid")
+@click.argument("jobid", type=JOB)
 @_plan
 @as_json
 @click.pass_context
 def job_remove(ctx: click.Context, jobid: str, plan: bool, as_json: bool) -> None:
-    """Forget what a job reads, writes and sets, and its dials; its chunks and history stay.
+    """Remove a job's registration.
 
-    A job that is running is refused.
+    What it reads, writes and sets is removed, and its dials. Its chunks and history stay. A job
+    that is running is refused.
 
     \b
     Example: odf job remove loadbob --plan
@@ -184,13 +208,15 @@ def job_remove(ctx: click.Context, jobid: str, plan: bool, as_json: bool) -> Non
 
 
 @job.command("list")
-@click.argument("jobid", required=False)
+@click.argument("jobid", required=False, type=JOB)
 @as_json
 @click.pass_context
+@in_pager
 def job_list(ctx: click.Context, jobid: str | None, as_json: bool) -> None:
-    """List what jobs read, write and set.
+    """List the jobs: what each reads, writes and sets.
 
     \b
+    Example: odf job list
     Example: odf job list loadbob
     """
     store = store_of(ctx)
@@ -202,22 +228,25 @@ def job_list(ctx: click.Context, jobid: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("jobid")
+@click.argument("jobid", type=JOB)
 @click.argument("dials", nargs=-1, metavar="[KEY=VALUE]...")
 @as_json
 @click.pass_context
+@in_pager
 def policy(ctx: click.Context, jobid: str, dials: tuple[str, ...], as_json: bool) -> None:
-    """Turn a job's dials while everything runs; without any, show them.
+    """Show a job's dials, or turn them while it runs.
 
-    `none` resets a dial. paused_until takes a time, +2h, forever, or no; delays and limits take
-    seconds, or 30m, 2h.
+    `none` resets a dial. paused_until takes a time, +2h, forever or no. Delays and limits are
+    seconds, or like 30m or 2h.
 
-    batch_size is how many chunks a worker of `odf run --all`, or a catch-up run in Dagster, claims
-    at once. It runs them one after another and gives back what a stop, a pause or a lower
-    concurrency keeps it from starting. A function with @spark_job(batch=…) gets that many chunks
-    in one go, also for partitions that a Dagster run names. Pipelines claim one chunk at a time.
+    batch_size is the number of chunks that a worker of `odf run --all`, or a catch-up run in
+    Dagster, claims at once. The worker runs them one after another, and gives back those that a
+    stop, a pause or a lower concurrency keeps it from starting. A function with @spark_job(batch=…)
+    gets that many chunks in one call, also in a Dagster run of selected partitions. Pipelines claim
+    one chunk at a time.
 
     \b
+    Example: odf policy loadbob
     Example: odf policy loadbob concurrency=4 max_attempts=3 retry_delay=5m
     Example: odf policy loadbob paused_until=+2h
     Example: odf policy loadbob batch_size=20
@@ -238,26 +267,38 @@ def policy(ctx: click.Context, jobid: str, dials: tuple[str, ...], as_json: bool
 
 
 @click.command()
-@click.argument("datasetid")
-@click.option("--column", metavar="C", help="The column that tells a row's chunk.")
-@click.option("--from", "lower", metavar="X", help="The first date, or the least number.")
+@click.argument("datasetid", type=DATASET)
+@click.option("--column", metavar="C", help="The column that assigns a row to a chunk.")
+@click.option("--from", "lower", metavar="X", help="The first date, or the lowest number.")
 @click.option(
-    "--to", "upper", metavar="X", help="The last date, included; or the number to stop before."
-)
-@click.option("--by", type=click.Choice(["day", "week", "month", "year"]), help="A chunk for each.")
-@click.option("--size", type=int, help="How many numbers are in a chunk.")
-@click.option("--chunks", type=int, help="How many chunks of about one size to make.")
-@click.option(
-    "--shards", type=int, metavar="N", help="A chunk for each remainder of the column divided by N."
+    "--to", "upper", metavar="X", help="The last date, inclusive; or the number to stop before."
 )
 @click.option(
-    "--values", metavar="A,B,...", help="A chunk for each value; - reads one per line from stdin."
+    "--by",
+    type=click.Choice(["day", "week", "month", "year"]),
+    help="One chunk per day, week, month or year.",
 )
-@click.option("--pending", is_flag=True, help="The data isn't there yet: PENDING instead of READY.")
+@click.option("--size", type=int, help="Numbers per chunk.")
+@click.option("--chunks", type=int, help="Number of chunks, of about the same size.")
 @click.option(
-    "--job", "jobid", metavar="JOB", help="With --pending, the job that is to produce the chunks."
+    "--shards", type=int, metavar="N", help="N chunks, by the remainder of the column divided by N."
 )
-@click.option("--plan", is_flag=True, help="Say what would be registered, and change nothing.")
+@click.option(
+    "--values",
+    metavar="A,B,...",
+    help="One chunk per value; - reads one per line from standard input.",
+)
+@click.option(
+    "--pending", is_flag=True, help="The data doesn't exist yet: register the chunks as PENDING."
+)
+@click.option(
+    "--job",
+    "jobid",
+    type=JOB,
+    metavar="JOB",
+    help="With --pending: the job that will produce the chunks.",
+)
+@click.option("--plan", is_flag=True, help="Show what would be registered, and change nothing.")
 @as_json
 @click.pass_context
 def split(
@@ -270,17 +311,19 @@ def split(
     as_json: bool,
     **way: Any,
 ) -> None:
-    """Register the chunks of a large table, READY for the jobs that read it.
+    """Register the chunks of a large table as READY.
 
-    Run again, it adds what is missing and touches nothing else. Calendar chunks are whole periods,
-    called 2026-01-05 (a day, or the week from that Monday), 2026-01, 2026. Number chunks are called
-    by their lower bound, shards by their remainder, values by themselves. NULLs are in no chunk.
+    A second run adds only the chunks that are missing. The dataid of a day, or of a week that
+    begins on that Monday, is like 2026-01-05; of a month, 2026-01; of a year, 2026. A range of
+    numbers is named by its lower bound, a shard by its remainder, and a value by itself. Rows whose
+    column is NULL are in no chunk.
 
-    Many are registered 2,000 at a time, so that workers begin meanwhile. If the command is ended
-    before that is done, run it again.
+    Chunks are registered 2,000 at a time, so workers can start at once. If the command is
+    interrupted, run it again.
 
     \b
-    Example: odf split orders --column day --from 2026-01-01 --to 2026-12-31 --by month
+    Example: odf split orders --column day --by month \\
+                 --from 2026-01-01 --to 2026-12-31
     Example: odf split orders --column id --from 0 --to 1000000 --size 100000
     Example: odf split orders --column id --shards 64 --plan
     Example: odf split orders --column country --values at,de,ch
@@ -389,22 +432,25 @@ NO_ARGUMENTS = {"ignore_unknown_options": True}
 """So that a password that begins with a dash isn't repeated in a message either."""
 
 for_dataset = click.option(
-    "--dataset", metavar="ID", help="The value is this dataset's encryptedpass."
+    "--dataset", type=DATASET, metavar="ID", help="The value is this dataset's encryptedpass."
 )
 stray = click.argument("stray", nargs=-1, type=click.UNPROCESSED, metavar="")
 
 
 @click.command(
     context_settings=NO_ARGUMENTS,
-    epilog="Example: odf encrypt --dataset bobin < password.txt",
 )
 @for_dataset
 @stray
 @click.pass_context
 def encrypt(ctx: click.Context, dataset: str | None, stray: tuple[str, ...]) -> None:
-    """Encrypt a text from standard input, or from a prompt that doesn't show it.
+    """Encrypt a text from standard input or a prompt.
 
-    Without --dataset, the value is for `encrypted` of the properties file.
+    With --dataset, the result is for that dataset's encryptedpass; without, for the key `encrypted`
+    of the properties file. The prompt doesn't show what you type.
+
+    \b
+    Example: odf encrypt --dataset bobin < password.txt
     """
     purpose = _purpose("encrypt", dataset, stray)
     key = find_passkey()
@@ -416,12 +462,15 @@ def encrypt(ctx: click.Context, dataset: str | None, stray: tuple[str, ...]) -> 
 
 @click.command(
     context_settings=NO_ARGUMENTS,
-    epilog="Example: echo 'odf1.scrypt…' | odf decrypt --dataset bobin",
 )
 @for_dataset
 @stray
 def decrypt(dataset: str | None, stray: tuple[str, ...]) -> None:
-    """Decrypt a value from standard input, or from a prompt, and print the text."""
+    """Decrypt a value from standard input or a prompt.
+
+    \b
+    Example: echo 'odf1.scrypt…' | odf decrypt --dataset bobin
+    """
     purpose = _purpose("decrypt", dataset, stray)
     key = find_passkey()
     if key is None:
@@ -429,30 +478,35 @@ def decrypt(dataset: str | None, stray: tuple[str, ...]) -> None:
     click.echo(credentials.decrypt(_text("The value to decrypt"), key, purpose=purpose))
 
 
-@click.command(epilog="Example: (umask 077; odf key > /etc/odf/passkey)")
+@click.command()
 def key() -> None:
     """Print a new random passkey.
 
-    Nobody can guess it, so a job that needs a password starts without the fifth of a second that
-    a passkey of your own costs. Keep it in a file that PASSKEY_FILE names; to change to it, run
-    `odf rotate`.
+    Keep it in a file, and set PASSKEY_FILE to the file's name. To change from another passkey, run
+    `odf rotate`. Nobody can guess a random passkey, so it needs no slow key derivation: a job that
+    decrypts a password starts 0.2 seconds sooner than with a passkey of your own.
+
+    \b
+    Example: (umask 077; odf key > /etc/odf/passkey)
     """
     click.echo(credentials.new_key())
 
 
 @click.command(
     context_settings=NO_ARGUMENTS,
-    epilog="Example: PASSKEY_FILE=old.key NEW_PASSKEY_FILE=new.key odf rotate",
 )
 @stray
 @click.pass_context
 def rotate(ctx: click.Context, stray: tuple[str, ...]) -> None:
-    """Encrypt everything again, with another passkey.
+    """Encrypt all secrets again with a new passkey.
 
-    The key until now is that of PASSKEY or PASSKEY_FILE, the new one that of NEW_PASSKEY or
-    NEW_PASSKEY_FILE. Killed or refused, it can be run again with the same two keys. When it is
-    through, give the new key to those who run jobs. With the same key as both, it renews the values
-    that `odf doctor` calls weak.
+    PASSKEY or PASSKEY_FILE gives the old passkey, NEW_PASSKEY or NEW_PASSKEY_FILE the new one. If
+    the command is interrupted or refused, run it again with the same two passkeys. Afterwards, give
+    the new passkey to everyone who runs jobs. If both are the same, the command renews the values
+    that `odf doctor` reports as weak.
+
+    \b
+    Example: PASSKEY_FILE=old.key NEW_PASSKEY_FILE=new.key odf rotate
     """
     from ..store import rotate_passkey
 

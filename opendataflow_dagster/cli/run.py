@@ -6,6 +6,7 @@ import click
 
 from ..errors import WrongUse
 from ..runner.run import force_job, nothing_to_do
+from .completion import JOB
 from .fast_run import (
     EXIT_IDLE,
     RunLine,
@@ -40,13 +41,19 @@ class RunCommand(click.Command):
 
 
 @click.command(cls=RunCommand, context_settings=SCRIPT_LINE)
-@click.option("--job", metavar="ID", help="The job; else the script's name without its extension.")
-@click.option("--all", "all_chunks", is_flag=True, help="Run until nothing is left.")
+@click.option(
+    "--job",
+    type=JOB,
+    metavar="ID",
+    help="The job. Default: the script's name without its extension.",
+)
+@click.option(
+    "--all", "all_chunks", is_flag=True, help="Run all chunks that are ready, until none is left."
+)
 @click.option(
     "--all-jobs",
     is_flag=True,
-    help="Instead of SCRIPT: run all jobs of flow.yml, in the order of their data, until nothing "
-    "is left.",
+    help="Instead of SCRIPT: run all jobs of flow.yml, upstream first, until no chunk is left.",
 )
 @click.option(
     "--workers",
@@ -54,17 +61,21 @@ class RunCommand(click.Command):
     default=1,
     help="Chunks to run in parallel; implies --all.",
 )
-@click.option("--wait", is_flag=True, help="With --all: wait for the end of a pause, too.")
-@click.option("--strict", is_flag=True, help="Exit with 3 if there was nothing to do.")
-@click.option("--config", metavar="FILE", help="The properties file; else ./dataflow.properties.")
 @click.option(
-    "--spark", metavar="MODULE:FUNCTION", help="A function of DataFrames, instead of SCRIPT."
+    "--wait", is_flag=True, help="With --all: if the job is paused, wait for the end of the pause."
+)
+@click.option("--strict", is_flag=True, help="Exit with 3 if there is nothing to do.")
+@click.option(
+    "--config", metavar="FILE", help="The properties file. Default: ./dataflow.properties."
+)
+@click.option(
+    "--spark", metavar="MODULE:FUNCTION", help="Instead of SCRIPT: call a Spark function."
 )
 @click.option(
     "--batch",
     type=click.IntRange(min=1),
-    help="With --spark: chunks per Spark job, instead of the dial batch_size; the function keeps "
-    "their column `dataid`.",
+    help="With --spark: chunks per Spark job, instead of the dial batch_size. The function must "
+    "keep the column `dataid`.",
 )
 @click.argument("script", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARG]...")
@@ -83,17 +94,28 @@ def run(
     script: str | None,
     arguments: tuple[str, ...],
 ) -> None:
-    """Claim the next chunk that is ready, run SCRIPT for it, and settle it.
+    """Run SCRIPT for the next chunk that is ready.
 
-    Options stand before SCRIPT. An ARG that looks like one of them needs a `--` before it, or
-    before SCRIPT.
+    The job claims the chunk, the script gets its dataid and datasets as environment variables, and
+    the chunk becomes READY or FAILED. The exit code is the script's, or 128+n if signal n killed
+    it.
 
-    The exit code is the script's, or 128+n if it died by signal n. With --spark, a function is
-    called instead, of a module here or of a file (path/file.py:function): its frames are the chunks
-    of the job's inputs, and what it returns is published. The job is called like the function.
+    SCRIPT may be the name of a job in ./flow.yml, which says what runs it. A path, or the name of a
+    file here, is always a script.
 
-    SCRIPT may also be the name of a job of the flow.yml here, which says what runs it, unless it
-    has a slash or is a file.
+    With --spark, a function of a module, or of a file (path/file.py:function), is called instead:
+    it gets the input chunks as DataFrames, and the DataFrame that it returns is published. The job
+    has the function's name.
+
+    Options come before SCRIPT. If an ARG looks like an option of `odf run`, put `--` before SCRIPT
+    or before that ARG.
+
+    \b
+    Example: odf run ./loadbob.sh
+    Example: odf run --all --workers 4 ./loadbob.sh
+    Example: odf run --job loadbob -- ./load.sh --all
+    Example: odf run --spark jobs.py:clean --all
+    Example: odf run --all-jobs
     """
     config = config or ctx.find_root().obj
     choose_target(config)
@@ -124,7 +146,7 @@ def run(
 
 
 @click.command(context_settings=SCRIPT_LINE)
-@click.argument("job")
+@click.argument("job", type=JOB)
 @click.argument("dataid")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARG]...")
@@ -132,7 +154,14 @@ def run(
 def force(
     ctx: click.Context, job: str, dataid: str, script: str, arguments: tuple[str, ...]
 ) -> None:
-    """Run SCRIPT for one chunk of JOB, ready or not; history calls it forced."""
+    """Run SCRIPT for one chunk of JOB without the checks.
+
+    The chunk runs even if its inputs aren't READY or it is READY itself. The history records the
+    run as forced.
+
+    \b
+    Example: odf force loadbob 2026-03-01 ./loadbob.sh
+    """
     store = store_of(ctx)
     try:
         outcome = force_job(store, job, dataid, [script, *arguments], say=narrator(sys.stderr))
@@ -142,20 +171,27 @@ def force(
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @click.option(
     "--lease",
     type=click.FloatRange(min=1),
     default=CLAIM_SECONDS,
     show_default=True,
     metavar="SECONDS",
-    help="How long the claim lasts without `odf end`.",
+    help="How long the claim lasts if `odf end` never comes.",
 )
-@click.option("--secrets", is_flag=True, help="Print the passwords too, decrypted.")
-@click.option("--strict", is_flag=True, help="Exit with 3 if there was nothing to do.")
+@click.option("--secrets", is_flag=True, help="Print the decrypted passwords too.")
+@click.option("--strict", is_flag=True, help="Exit with 3 if there is nothing to do.")
 @click.pass_context
 def start(ctx: click.Context, job: str, lease: float, secrets: bool, strict: bool) -> None:
-    """Claim the next chunk of JOB for a program that settles it by `odf end`; print its context."""
+    """Claim the next chunk of JOB for a program of your own.
+
+    Prints the chunk's context as JSON: dataid, generation, datasets. The program settles the chunk
+    with `odf end`. If there is nothing to do, the JSON is an empty list.
+
+    \b
+    Example: odf start loadbob > context.json
+    """
     from ..runner.run import start as claim
 
     store = store_of(ctx)
@@ -172,15 +208,16 @@ def start(ctx: click.Context, job: str, lease: float, secrets: bool, strict: boo
 
 
 @click.command()
-@click.argument("job", required=False)
+@click.argument("job", required=False, type=JOB)
 @click.argument("dataid", required=False)
-@click.option("--generation", type=int, help="Which claim of the chunk: its dataflow_generation.")
+@click.option("--generation", type=int, help="The dataflow_generation of the claim.")
 @click.pass_context
 def alive(ctx: click.Context, job: str | None, dataid: str | None, generation: int | None) -> None:
-    """Exit with 0 if the claim of a running script still holds, and with 4 if it is lost.
+    """Check whether the claim of a running script still holds.
 
-    In a script of `odf run` it needs no arguments. The file $DATAFLOW_FENCE answers faster, and is
-    as fresh as the last heartbeat; this asks the tables.
+    Exits with 0 if it holds, and with 4 if it is lost. A script of `odf run` needs no arguments.
+    The command asks the tables. To ask faster, test whether the file $DATAFLOW_FENCE exists: it is
+    as recent as the last heartbeat.
 
     \b
     Example: odf alive && mv result.tmp /data/out/$dataid
@@ -192,15 +229,22 @@ def alive(ctx: click.Context, job: str | None, dataid: str | None, generation: i
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @click.argument("dataid")
 @click.argument("status", metavar="READY|FAILED|RESUBMIT")
-@click.option("--generation", type=int, help="Only this claim: dataflow_generation of the context.")
+@click.option(
+    "--generation", type=int, help="Settle only this claim: dataflow_generation of the context."
+)
 @click.pass_context
 def end(ctx: click.Context, job: str, dataid: str, status: str, generation: int | None) -> None:
-    """Settle a chunk of JOB that `odf start` has claimed.
+    """Settle a chunk that `odf start` claimed.
 
-    RESUBMIT gives it back; it also sends back a chunk that isn't claimed, like `odf resubmit`.
+    RESUBMIT gives the chunk back. It also resubmits a chunk that isn't claimed, as `odf resubmit`
+    does.
+
+    \b
+    Example: odf end loadbob 2026-03-01 READY
+    Example: odf end loadbob 2026-03-01 FAILED --generation 17
     """
     from ..runner.run import end as settle
 

@@ -24,15 +24,20 @@ from ..util.times import zone_called
 from .output import as_json, count_of, fill_queues, show, store_of
 
 
-@click.command(epilog="Example: odf init --plan > upgrade.sql")
+@click.command()
 @click.option(
     "--plan", is_flag=True, help="Print the SQL that would run, for a DBA, and change nothing."
 )
 @click.pass_context
 def init(ctx: click.Context, plan: bool) -> None:
-    """Create the tables, or upgrade older ones and those of the original in place.
+    """Create the tables, or upgrade them.
 
-    Every row is kept. Newer tables are left as they are.
+    Tables of an earlier version, or of the Java original, are upgraded in place and keep every
+    row. Tables of a newer version aren't changed.
+
+    \b
+    Example: odf init
+    Example: odf init --plan > upgrade.sql
     """
     store = store_of(ctx, making=True)
     if plan:
@@ -57,14 +62,18 @@ def init(ctx: click.Context, plan: bool) -> None:
         )
 
 
-@click.command(epilog="Example: odf init && odf load /tmp/h2")
+@click.command()
 @click.argument("folder")
 @click.pass_context
 def load(ctx: click.Context, folder: str) -> None:
-    """Add the rows of dataset.csv, job.csv and datastatus.csv in FOLDER, all of them or none.
+    """Load the tables dataset, job and datastatus from CSV files.
 
-    They are what H2's CSVWRITE makes of the original's tables, or `odf dump`. Rows that are here
-    already are left; one that is here with other values is refused.
+    FOLDER holds dataset.csv, job.csv and datastatus.csv, as written by `odf dump`, or by H2's
+    CSVWRITE from the tables of the Java original. Either all rows are loaded or none. Rows that
+    already exist are skipped; a row that exists with other values is refused.
+
+    \b
+    Example: odf init && odf load /tmp/h2
     """
     from ..store.csv_dump import load as add
 
@@ -72,14 +81,17 @@ def load(ctx: click.Context, folder: str) -> None:
         click.echo(f"{table}: {count_of(rows, 'new row')}", err=True)
 
 
-@click.command(epilog="Example: odf dump /tmp/tables")
+@click.command()
 @click.argument("folder")
 @click.pass_context
 def dump(ctx: click.Context, folder: str) -> None:
-    """Write the tables dataset, job and datastatus into FOLDER as CSV files, for `odf load` or H2.
+    """Save the tables dataset, job and datastatus as CSV files.
 
-    History, claims, dials and items stay here. Passwords stay encrypted; those that `odf` has
-    encrypted can't be read by the original.
+    `odf load` and H2 can read the files. History, claims, dials and items aren't saved. Passwords
+    stay encrypted; the Java original can't decrypt those that `odf` encrypted.
+
+    \b
+    Example: odf dump /tmp/tables
     """
     from ..store.csv_dump import dump as write
 
@@ -90,17 +102,22 @@ def dump(ctx: click.Context, folder: str) -> None:
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
-@click.command(epilog="Example: odf doctor --json")
+@click.command()
 @click.option(
-    "--deep", is_flag=True, help="Compare the queue with the statuses, however many there are."
+    "--deep", is_flag=True, help="Compare the whole queue with the statuses, however long it takes."
 )
 @as_json
 @click.pass_context
 def doctor(ctx: click.Context, deep: bool, as_json: bool) -> None:
-    """Check Python, Java, Spark, configuration, database, tables, passkey, clock, permissions; and
-    Dagster, where it is used.
+    """Check the installation, the configuration and the database.
 
-    Exits with 1 if anything fails. Secrets are never shown.
+    Checks Python, Java, Spark, the configuration, the database and its tables, the passkey, the
+    clock, permissions and, where it is used, Dagster. Exits with 1 if a check fails. Never shows
+    secrets.
+
+    \b
+    Example: odf doctor
+    Example: odf doctor --json
     """
     found = []
     for check in _examine(ctx.find_root().obj, deep):
@@ -326,18 +343,18 @@ class AddedFiles(NamedTuple):
 @click.option(
     "--kind",
     type=click.Choice(list(EXTRAS)),
-    help="What runs the jobs: scripts, Python functions, functions of DataFrames, Dagster; or a "
-    "project.yml of tested transformations. Default: pipeline; dagster in a Dagster project.",
+    help="What runs the jobs: scripts, Python functions, Spark functions, Dagster, or pipelines of "
+    "tested transformations. Default: pipeline; in a Dagster project, dagster.",
 )
 def new(project: str, kind: str | None) -> None:
-    """Make the folder PROJECT with a small flow that runs, to begin from.
+    """Create a project with a small flow that runs.
 
-    It has jobs, sample data, tests, a workflow for CI, and a README that says what to type. `.` is
-    the folder here: what is missing is added, and no file that is there is changed.
+    The folder PROJECT gets jobs, sample data, tests, a CI workflow, and a README with the commands
+    to type. `odf new .` adds the missing files to the current folder and changes no existing file.
 
     \b
     Example: odf new shop --kind scripts && cd shop && odf apply
-    Example: odf new shop && cd shop && odf validate && odf pipeline run clean_contacts
+    Example: odf new shop && cd shop && odf validate
     Example: odf new . --kind dagster
     """
     if not project.strip():

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from importlib import import_module
-from itertools import chain
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,17 +27,19 @@ from ..store.operations import (
     refuse_unknown_name,
     select_rows,
 )
-from ..store.overview import SAMPLED_ABOVE_CHUNKS, Strip, failures, running, summary
+from ..store.overview import DATE, SAMPLED_ABOVE_CHUNKS, Strip, failures, running, summary
 from ..store.overview import grid as squares
 from ..store.overview import status as chunk_rows
 from ..store.store import Store
 from ..util.text import printable, typed
 from ..util.times import parse_time, shown
+from .completion import ANY, DATASET, JOB
 from .output import (
     SCREEN_ROWS,
     as_json,
     count_of,
     in_colour,
+    in_pager,
     knowing_pipelines,
     limits,
     most_of,
@@ -73,31 +75,32 @@ STATUS_SQUARES |= {
 """How each status is drawn: a coloured square, or a letter. One without its own is red."""
 
 
-@click.command(epilog="Example: odf status loadbob --json")
-@click.argument("name", required=False, metavar="[JOB/DATASET]")
-@click.option(
-    "--grid", is_flag=True, help="Draw a square for each chunk, also where it isn't a terminal."
-)
+@click.command()
+@click.argument("name", required=False, type=ANY, metavar="[JOB/DATASET]")
+@click.option("--grid", is_flag=True, help="Draw a square for each chunk, even without a terminal.")
 @click.option(
     "--running",
     "only_running",
     is_flag=True,
-    help="List the claims: who runs what, and until when the lease lasts.",
+    help="List the claims: who runs what, and when the lease ends.",
 )
 @click.option(
     "--failed",
     "only_failed",
     is_flag=True,
-    help="List the chunks that failed, the last first: since when, and why.",
+    help="List the FAILED chunks, the latest first: since when, and why.",
 )
-@click.option("--counts", "only_counts", is_flag=True, help="Only the counts, also as JSON.")
+@click.option(
+    "--counts", "only_counts", is_flag=True, help="Show only the counts; also with --json."
+)
 @click.option(
     "--status", "words", multiple=True, metavar="STATUS", help="Only chunks of this status."
 )
-@click.option("--since", metavar="TIME", help="Only chunks that changed since, like 2026-03-01.")
+@click.option("--since", metavar="TIME", help="Only chunks that changed since, such as 2026-03-01.")
 @limits
 @as_json
 @click.pass_context
+@in_pager
 def status(
     ctx: click.Context,
     name: str | None,
@@ -111,14 +114,21 @@ def status(
     everything: bool,
     as_json: bool,
 ) -> None:
-    """Show how many chunks of each job are in which status; with a name, its chunks one by one.
+    """Show the chunks of each job by status.
 
-    With --json, the chunks one by one, unless it is for --counts, --failed or --running.
+    Without a name, the chunks are counted; with the name of a job or a dataset, they are listed.
+    --json lists them too, unless you add --counts, --failed or --running.
 
-    On a terminal, a coloured square for each chunk, in natural order, comes with the counts. Above
-    100,000 chunks a sample is drawn, with every chunk of a rare status.
+    On a terminal, a coloured square for each chunk comes above the counts. Above 100,000 chunks,
+    the squares show a sample that has every chunk of a rare status.
 
-    Of more than 1,000 chunks, those with shorter ids come first.
+    A list is in natural order, 9 before 10. In a list of more than 1,000 chunks, shorter ids come
+    first.
+
+    \b
+    Example: odf status
+    Example: odf status loadbob --status FAILED
+    Example: odf status --grid
     """
     store = store_of(ctx)
     most = most_of(limit, everything, as_json)
@@ -200,8 +210,8 @@ def _show_counts(store: Store, name: str | None, grid: bool, only_counts: bool) 
         show_first(live, LISTED_ROWS, as_json=False, empty="", more=more)
 
 
-@click.command(epilog="Example: odf runs loadbob --status FAILED --limit 5")
-@click.argument("job", required=False)
+@click.command()
+@click.argument("job", required=False, type=JOB)
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
@@ -211,10 +221,13 @@ def _show_counts(store: Store, name: str | None, grid: bool, only_counts: bool) 
 @click.option(
     "--status", "words", multiple=True, metavar="STATUS", help="Only outputs of this status."
 )
-@click.option("--since", metavar="TIME", help="Only outputs that changed since, like 2026-03-01.")
-@click.option("--all", "everything", is_flag=True, help="Show all outputs, as they are read.")
+@click.option(
+    "--since", metavar="TIME", help="Only outputs that changed since, such as 2026-03-01."
+)
+@click.option("--all", "everything", is_flag=True, help="Show all outputs.")
 @as_json
 @click.pass_context
+@in_pager
 def runs(
     ctx: click.Context,
     job: str | None,
@@ -224,7 +237,12 @@ def runs(
     everything: bool,
     as_json: bool,
 ) -> None:
-    """Show the outputs that changed last, the newest first."""
+    """Show the outputs that changed last, newest first.
+
+    \b
+    Example: odf runs
+    Example: odf runs loadbob --status FAILED --limit 5
+    """
     store = store_of(ctx)
     most = most_of(limit, everything, as_json=False, screen=LISTED_ROWS)
     rows = whole_runs(
@@ -245,17 +263,31 @@ def runs(
 
 
 def draw(strips: Sequence[Strip], width: int | None = None) -> None:
-    """Draw a strip for each output of each job, and what the colours or letters mean."""
+    """Draw a strip for each output of each job, and what the colours or letters mean.
+
+    Strips of the same chunks are drawn below one another, with their dataids above the squares.
+    """
     colours = in_colour()
     width = width or shutil.get_terminal_size().columns
-    for strip in strips:
-        scale = f", {strip.each} to a square" if strip.each > 1 else ""
-        title = f"{strip.jobid} → {strip.datasetid}: {strip.chunks} chunks{scale}"
-        click.echo(click.style(title, bold=True) if colours else title)
-        for at in range(0, len(strip.squares), width - 2):
-            line = strip.squares[at : at + width - 2]
-            drawn = "".join(_square(word, colours) for word in line).rstrip()
-            click.echo("  " + drawn, color=colours)
+    titles = [_title(strip) for strip in strips]
+    margin = min(max(map(len, titles), default=0), width // 2)
+    columns = width - margin - 2
+    for starts, block in groupby(zip(titles, strips, strict=True), key=lambda item: item[1].starts):
+        drawn = list(block)
+        squares = max(len(strip.squares) for _, strip in drawn)
+        for at in range(0, squares, columns):
+            if axis := _axis(starts[at : at + columns], columns):
+                click.echo(" " * (margin + 2) + axis)
+            for title, strip in drawn:
+                line = "".join(_square(word, colours) for word in strip.squares[at : at + columns])
+                name = f"{strip.jobid} → {strip.datasetid}" if at else title
+                shown = (
+                    click.style(f"{name:<{margin}}", bold=True) if colours else f"{name:<{margin}}"
+                )
+                if len(name) > margin:
+                    click.echo(shown, color=colours)
+                    shown = " " * margin
+                click.echo(f"{shown}  {line}".rstrip(), color=colours)
     used = {word for strip in strips for word in strip.squares if word is not None}
     if used:
         legend = "   ".join(
@@ -264,6 +296,28 @@ def draw(strips: Sequence[Strip], width: int | None = None) -> None:
             if word in used
         )
         click.echo(legend + "\n", color=colours)
+
+
+def _title(strip: Strip) -> str:
+    """What a strip shows: `load → b: 31 chunks`, and how many stand for one square."""
+    scale = f", {strip.each} per square" if strip.each > 1 else ""
+    return f"{strip.jobid} → {strip.datasetid}: {count_of(strip.chunks, 'chunk')}{scale}"
+
+
+def _axis(starts: Sequence[str], columns: int) -> str:
+    """Dataids, each above its square: the first, those that begin a month, and some between."""
+    axis, last = "", 0
+    for at, dataid in enumerate(starts):
+        end = at + len(dataid)
+        following = starts[min(end + 1, len(starts) - 1)]
+        if DATE.match(dataid) and dataid[:7] == starts[at - 1][:7]:
+            is_tick = at - last >= AXIS_SQUARES and dataid[:7] == following[:7]
+        else:
+            is_tick = bool(DATE.match(dataid)) or at - last >= AXIS_SQUARES
+        is_short = len(dataid) <= AXIS_SQUARES
+        if is_short and (at == 0 or (is_tick and at >= len(axis) + 2 and end <= columns)):
+            axis, last = axis.ljust(at) + printable(dataid), at
+    return axis
 
 
 def _next_step() -> str:
@@ -281,20 +335,24 @@ def _square(word: str | None, colours: bool) -> str:
     return click.style(square, fg=colour) if colours else letter
 
 
+AXIS_SQUARES = 14
+"""Squares between two dataids above them, and letters of the longest that is shown there."""
+
 ANSWER_WORDS = {True: "yes", False: "no", None: "unknown"}
 
 
-@click.command(epilog="Example: odf why loadbob 2026-03-01 --at 2026-03-02T09:00")
-@click.argument("job")
+@click.command()
+@click.argument("job", type=JOB)
 @click.argument("dataid", required=False)
 @click.option(
-    "--at", metavar="TIME", help="Answer for a moment in the past, like 2026-03-01T14:30."
+    "--at", metavar="TIME", help="Explain a moment in the past, such as 2026-03-01T14:30."
 )
 @click.option(
-    "--all", "everything", is_flag=True, help="Judge all chunks of the job, also above 100,000."
+    "--all", "everything", is_flag=True, help="Check all chunks of the job, even more than 100,000."
 )
 @as_json
 @click.pass_context
+@in_pager
 def why(
     ctx: click.Context,
     job: str,
@@ -303,10 +361,15 @@ def why(
     everything: bool,
     as_json: bool,
 ) -> None:
-    """Explain why a chunk may run or not, and what to do; without DATAID, for the whole job.
+    """Explain why a chunk may or may not run, and what to do.
 
-    Is the data ready, is it the right data, is it where it should be, is it validated, is it safe
-    to run?
+    Answers five questions: is the data ready, is it the right data, is it in its location, is it
+    validated, and is it safe to run? Without DATAID, explains the whole job.
+
+    \b
+    Example: odf why loadbob
+    Example: odf why loadbob 2026-03-01
+    Example: odf why loadbob 2026-03-01 --at 2026-03-02T09:00
     """
     store = store_of(ctx)
     moment = parse_time(store, at) if at else None
@@ -389,17 +452,17 @@ def _as_object(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-@click.command(epilog="Example: odf drift bobout --json")
-@click.argument("dataset", required=False)
-@click.option("--repair", is_flag=True, help="Correct Dagster's grid: the tables are the truth.")
+@click.command()
+@click.argument("dataset", required=False, type=DATASET)
+@click.option("--repair", is_flag=True, help="Correct Dagster's grid to match the tables.")
 @click.option(
-    "--no-dagster", is_flag=True, help="Compare the tables with the data on this machine only."
+    "--no-dagster", is_flag=True, help="Compare only the tables with the data on this machine."
 )
 @click.option(
     "--translator",
     metavar="MODULE:CLASS",
     envvar="DATAFLOW_TRANSLATOR",
-    help="Your DataflowTranslator, if your location has its own.",
+    help="Your DataflowTranslator, if your code location has one.",
 )
 @click.option(
     "--status",
@@ -408,7 +471,7 @@ def _as_object(explanation: Explanation) -> dict[str, Any]:
     metavar="STATUS",
     help="Only chunks of this status in the tables.",
 )
-@click.option("--since", metavar="TIME", help="Only chunks that changed since, like 2026-03-01.")
+@click.option("--since", metavar="TIME", help="Only chunks that changed since, such as 2026-03-01.")
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
@@ -419,10 +482,11 @@ def _as_object(explanation: Explanation) -> dict[str, Any]:
     "--all",
     "everything",
     is_flag=True,
-    help="Compare all chunks, also of datasets with more than 100,000, and show all differences.",
+    help="Compare all chunks, even of datasets with more than 100,000, and show all differences.",
 )
 @as_json
 @click.pass_context
+@in_pager
 def drift(
     ctx: click.Context,
     dataset: str | None,
@@ -435,15 +499,19 @@ def drift(
     everything: bool,
     as_json: bool,
 ) -> None:
-    """Compare the tables with Dagster's grid, and with the data where it can be listed.
+    """Compare the tables with Dagster's grid and with the data.
 
-    The instance is the one that DAGSTER_HOME names. Exits with 1 if anything differs.
+    DAGSTER_HOME names the Dagster instance. Exits with 1 if anything differs.
 
-    Of a dataset with more than 100,000 chunks, the 10,000 that changed last are compared, each
-    with the place that was recorded for it. --all compares all, and lists their folder.
+    In a dataset with more than 100,000 chunks, the 10,000 that changed last are compared, each
+    with its recorded location. --all compares all chunks and lists their folder.
 
-    --repair changes Dagster's grid, never the tables or the data. For data that is gone, the
-    command that makes it again is shown, not run.
+    --repair changes Dagster's grid, never the tables or the data. If data is missing, you get the
+    command that produces it again.
+
+    \b
+    Example: odf drift bobout
+    Example: odf drift --no-dagster --json
     """
     store = store_of(ctx)
     most = most_of(limit, everything, as_json)
@@ -557,22 +625,31 @@ def _translator(name: str | None) -> "DataflowTranslator | None":
         raise WrongUse(f"--translator {name}: {error}. Give it as MODULE:CLASS.") from None
 
 
-@click.command(
-    epilog="Example: odf sql \"select dataid, status from datastatus where jobid = 'loadbob'\""
-)
+@click.command()
 @click.argument("statement", metavar="SELECT")
 @as_json
 @click.pass_context
+@in_pager
 def sql(ctx: click.Context, statement: str, as_json: bool) -> None:
-    """Print the rows of a query. It runs in a transaction that can't change anything."""
+    """Run a query and print its rows.
+
+    The query runs in a read-only transaction.
+
+    \b
+    Example: odf sql "select * from datastatus where jobid = 'loadbob'"
+    """
     show(select_rows(store_of(ctx), statement), as_json=as_json, empty="No rows.")
 
 
-@click.command(
-    epilog="Example: odf dml \"update datastatus set status = 'RESUBMIT' where dataid = '2'\""
-)
+@click.command()
 @click.argument("statement", metavar="STATEMENT")
 @click.pass_context
 def dml(ctx: click.Context, statement: str) -> None:
-    """Change rows by a statement of your own, in one transaction; history records you."""
+    """Change rows with an SQL statement of your own.
+
+    It runs in one transaction, and the history records your name.
+
+    \b
+    Example: odf dml "update datastatus set status = 'HOLD' where dataid = '2'"
+    """
     click.echo(f"{change_rows(store_of(ctx), statement, who=person())} rows affected")

@@ -274,17 +274,17 @@ PROGRAM_GRACE_SECONDS = 30.0
     help="Chunks to run in parallel, of all jobs together.",
 )
 @click.option(
-    "--until-idle", is_flag=True, help="End when nothing can be claimed any more, as a cron line."
+    "--until-idle", is_flag=True, help="Exit when no chunk is left to run, as in a cron line."
 )
 @click.option(
     "--drain",
     "drain_seconds",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="How long scripts may run on after the first signal; then they are stopped as by a "
-    "second. Without it, to their ends.",
+    help="How long scripts may keep running after the first signal, before they are stopped. "
+    "Default: until they end.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Lines of JSON, at a terminal, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print lines of JSON, even at a terminal.")
 @click.pass_context
 def work(
     ctx: click.Context,
@@ -293,15 +293,16 @@ def work(
     drain_seconds: float | None,
     as_json: bool,
 ) -> None:
-    """Run the jobs of the flow.yml here, on this host, whenever they have something to do.
+    """Run the jobs of flow.yml on this host, as chunks become ready.
 
-    It stays until TERM or Ctrl-C. Then it claims nothing more, and ends when what runs has ended; a
-    second signal stops the scripts and sends their chunks back at once. It waits through pauses and
-    outages of the database, grants retries and settles lost claims. Any number of hosts may run it
-    at once.
+    The command runs until TERM or Ctrl-C. It then claims no more chunks, and exits when the running
+    scripts have ended. A second signal stops the scripts and gives their chunks back at once.
 
-    At a terminal it shows one line for each job, elsewhere it prints a line of JSON for each event;
-    what scripts print goes to standard error.
+    It waits through pauses and database outages, grants retries and settles lost claims. Any number
+    of hosts can run it at the same time.
+
+    At a terminal it shows one line for each job. Elsewhere it prints a line of JSON for each event,
+    and the output of scripts goes to standard error.
 
     \b
     Example: odf work --workers 8

@@ -1,8 +1,9 @@
 """How things stand: rows, counts, and who runs what."""
 
 import json
+import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
 from itertools import chain, islice
@@ -54,6 +55,9 @@ SAMPLE_CHUNKS = 20_000
 SORTED_ROWS = 1000
 """Rows of a listing that are sorted in natural order here."""
 
+DATE = re.compile(r"\d{4}-\d\d(-\d\d)?")
+"""How a dataid begins that is a date."""
+
 TIMES = ("modified", "started", "heartbeat", "lease_end", "paused_until", "retry_at")
 
 
@@ -66,6 +70,8 @@ class Strip(NamedTuple):
     each: int
     squares: list[str | None]
     """None where this output has no chunk that others have."""
+    starts: Sequence[str] = ()
+    """The first dataid of each square; equal in strips that are drawn below one another."""
 
 
 def status(
@@ -228,8 +234,9 @@ def _whole(strip: Strip, chunks: int, part: int) -> Strip:
 
 
 def _strip(jobid: str, datasetid: str, words: dict[str, str], union: list[str], most: int) -> Strip:
-    """Draw over one another what has much the same chunks, so that gaps are seen."""
-    aligned = len(union) <= min(most, 2 * len(words))
+    """Draw below one another what has much the same chunks, or dates, so that gaps are seen."""
+    are_dates = all(map(DATE.match, union))
+    aligned = len(union) <= min(most, 2 * len(words) if not are_dates else most)
     chunks = union if aligned else _natural(words)
     each = -(-len(chunks) // most)
     squares = [
@@ -240,7 +247,7 @@ def _strip(jobid: str, datasetid: str, words: dict[str, str], union: list[str], 
         )
         for at in range(0, len(chunks), each)
     ]
-    return Strip(jobid, datasetid, len(words), each, squares)
+    return Strip(jobid, datasetid, len(words), each, squares, chunks[::each])
 
 
 def _natural(dataids: Iterable[str]) -> list[str]:

@@ -1,10 +1,19 @@
-"""Every command has help with a usage line and an example, and every listing has --json."""
+"""Every command has help with a usage line and examples that parse; every listing has --json."""
+
+import os
+import re
+import shlex
+from pathlib import Path
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from opendataflow_dagster.cli.app import COMMANDS, Commands, app
+from opendataflow_dagster.cli.app import COMMANDS, GROUPS, Commands, app
+from opendataflow_dagster.store.store import Store
+from tests.explain.test_explain import job
+from tests.support.store_fixtures import sql
 
 LISTINGS = {
     "doctor",
@@ -33,33 +42,96 @@ def commands() -> list[str]:
     return found
 
 
+def help_of(*words: str) -> str:
+    done = CliRunner().invoke(app, [*words, "--help"], prog_name="odf")
+    assert done.exit_code == 0, repr(done.exception)
+    return done.stdout
+
+
 @pytest.mark.parametrize("name", commands())
 def test_a_command_answers_help(name: str) -> None:
-    done = CliRunner().invoke(app, [*name.split(), "--help"], prog_name="odf")
-    assert done.exit_code == 0, repr(done.exception)
-    lines = done.stdout.splitlines()
+    lines = help_of(*name.split()).splitlines()
     assert lines[0].startswith(f"Usage: odf {name}")
-    assert len(lines) > 3
     assert lines[2].strip(), "a sentence says what it does"
+    assert lines[3] == "", "the first sentence fits a line of 80 columns"
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize("name", sorted(LISTINGS))
 def test_a_listing_has_json(name: str) -> None:
-    assert "--json" in CliRunner().invoke(app, [*name.split(), "--help"], prog_name="odf").stdout
+    assert "--json" in help_of(*name.split())
+
+
+def lines_of(example: str) -> list[list[str]]:
+    """The words of each command in a line of shell."""
+    lexer = shlex.shlex(example, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    lines: list[list[str]] = [[]]
+    for word in lexer:
+        if set(word) <= set("();<>|&"):
+            lines.append([])
+        else:
+            lines[-1].append(word)
+    return lines
+
+
+@pytest.mark.parametrize("name", commands())
+def test_help_has_examples_that_parse(name: str) -> None:
+    shown = help_of(*name.split()).replace("\\\n", "")
+    examples = re.findall(r"^ +Example: (.*)$", shown, re.MULTILINE)
+    typed = [words for example in examples for words in lines_of(example) if "odf" in words]
+    assert any(f"odf {name}" in " ".join(words) for words in typed), "an example of this command"
+    for words in typed:
+        arguments = words[words.index("odf") + 1 :]
+        root = click.Context(app, info_name="odf")
+        command, rest = app, arguments
+        while isinstance(command, click.Group) and rest and rest[0] in command.list_commands(root):
+            command, rest = command.get_command(root, rest[0]), rest[1:]
+            assert command is not None
+        command.make_context(words[1], rest, parent=root)
+
+
+def test_the_list_of_commands_has_them_all_in_groups() -> None:
+    shown = help_of()
+    for group, names in GROUPS.items():
+        section = shown.split(f"\n{group}:\n")[1].split("\n\n")[0].splitlines()
+        assert [line.split()[0] for line in section] == list(names), "a line for each"
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["status", "runs", "history", "why", "sql", "dml", "doctor", "encrypt", "decrypt", "rotate"],
+    ("words", "incomplete", "found"),
+    [
+        (["why"], "l", ["load"]),
+        (["status"], "", ["a", "b", "load", "raw"]),
+        (["ready"], "r", ["raw"]),
+        (["history", "--dataset"], "a", ["a"]),
+        (["job", "add", "new", "--in"], "b", ["b"]),
+        (["why", "load"], "", []),
+    ],
 )
-def test_help_has_an_example(name: str) -> None:
-    assert "Example: " in (
-        done := CliRunner().invoke(app, [name, "--help"], prog_name="odf").stdout
-    )
-    assert f"odf {name}" in done.split("Example: ")[1]
+def test_a_shell_completes_jobs_and_datasets(
+    store: Store,
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    incomplete: str,
+    found: list[str],
+) -> None:
+    monkeypatch.setenv("DATAFLOW_URL", url)
+    job(store, "load", "a", "b")
+    sql(store, "insert into dataset (datasetid, hostname) values ('raw', '/tmp')")
+    complete = ShellComplete(app, {}, "odf", "_ODF_COMPLETE")
+    assert [item.value for item in complete.get_completions(words, incomplete)] == found
 
 
-def test_the_list_of_commands_has_them_all() -> None:
-    shown = CliRunner().invoke(app, ["--help"], prog_name="odf").stdout
-    listed = {line.split()[0] for line in shown.split("Commands:")[1].splitlines() if line.strip()}
-    assert set(COMMANDS) <= listed
+def test_completion_without_tables_is_silent_and_makes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    complete = ShellComplete(app, {}, "odf", "_ODF_COMPLETE")
+    assert complete.get_completions(["why"], "") == []
+    monkeypatch.setenv("DATAFLOW_TARGET", "nonesuch")
+    assert complete.get_completions(["why"], "") == []
+    assert os.listdir(tmp_path) == []
+    assert capsys.readouterr() == ("", "")

@@ -184,7 +184,7 @@ def test_without_tables_it_says_what_to_run(url: str, monkeypatch: pytest.Monkey
 
 def test_dials_are_set_and_listed(odf: Odf) -> None:
     odf("job", "add", "j", "--out", "b")
-    assert "as many as there are workers" in odf("policy", "j").stdout
+    assert "the number of workers" in odf("policy", "j").stdout
     assert (
         "seconds without a heartbeat"
         in odf("policy", "j", "concurrency=4", "retry_delay=5m").stdout
@@ -267,7 +267,8 @@ def test_a_chunk_is_held_and_released(odf: Odf, store: Store) -> None:
     odf("hold", "load", "1", "--reason", "bad source")
     assert take(store, "load") == []
     assert (
-        "1 are held already: nothing to do" in odf("hold", "load", "1", "--strict", code=3).stderr
+        "1 chunk already on HOLD: nothing to do"
+        in odf("hold", "load", "1", "--strict", code=3).stderr
     )
     assert objects(odf("release", "load", "1", "--json"))[0]["status_after"] == "PENDING"
     odf("release", "load", "1", "--strict", code=3)
@@ -287,7 +288,10 @@ def test_downstream_lists_the_chunks_that_it_skipped(odf: Odf, store: Store) -> 
     [claim] = take(store, "report", only="1")
     shown = odf("resubmit", "load", "1", "2", "--downstream").stderr
     assert "2 chunks became RESUBMIT" in shown
-    assert "Left: '1' of 'report' is RUNNING. When it is done: `odf resubmit report 1`." in shown
+    assert (
+        "Skipped: '1' of 'report' is RUNNING. When it has ended, run: odf resubmit report 1"
+        in shown
+    )
     store.finish(claim)
 
 

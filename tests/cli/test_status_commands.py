@@ -3,10 +3,15 @@
 import json
 import os
 import pty
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
+from datetime import date, timedelta
+from fcntl import ioctl
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +243,7 @@ def test_a_plan_of_very_many_chunks_checks_only_the_first_ones(
     plan = odf("resubmit", "load", which, "--plan")
 
     assert (everything > 2, len(plan.stdout.splitlines())) == (True, 3)
-    assert "Only 2 chunks are looked at: --json plans for all." in plan.stderr
+    assert "The plan covers only 2 chunks: --json covers all." in plan.stderr
     assert f"{everything} chunks became RESUBMIT" in odf("resubmit", "load", which).stderr
 
 
@@ -284,27 +289,56 @@ def test_status_says_who_runs_what(line: Store) -> None:
 
 def test_the_grid_uses_letters_without_colours(line: Store) -> None:
     lines = odf("status", "--grid").stdout.splitlines()
-    assert lines[:5] == [
-        "fetch → a: 3 chunks",
-        "  RRR",
-        "load → b: 3 chunks",
-        "  .F.",
+    assert lines[:4] == [
+        "                     2",
+        "fetch → a: 3 chunks  RRR",
+        "load → b: 3 chunks   .F.",
         "R READY   F FAILED   . may be claimed",
     ]
 
 
-def test_the_grid_wraps_at_the_width(capsys: pytest.CaptureFixture[str]) -> None:
-    draw([Strip("j", "d", 50, 2, ["READY"] * 25)], width=12)
-    assert capsys.readouterr().out.splitlines()[:4] == [
-        "j → d: 50 chunks, 2 to a square",
-        *["  " + "R" * 10] * 2,
-        "  RRRRR",
+def test_the_grid_has_dates_above_its_squares_and_wraps_at_the_width(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first = date(2026, 1, 20)
+    days = [str(first + timedelta(days=number)) for number in range(45)]
+    strips = [
+        Strip("j", "d", 45, 1, ["READY"] * 45, days),
+        Strip("later", "e", 1, 1, [None] * 44 + ["FAILED"], days),
+        Strip("other", "f", 2, 2, ["READY"], ["1"]),
+    ]
+    draw(strips, width=62)
+    assert capsys.readouterr().out.splitlines() == [
+        "                                 2026-01-20  2026-02-01",
+        "j → d: 45 chunks                 RRRRRRRRRRRRRRRRRRRRRRRRRRRRR",
+        "later → e: 1 chunk",
+        "                                 2026-02-18    2026-03-04",
+        "j → d                            RRRRRRRRRRRRRRRR",
+        "later → e                                       F",
+        "                                 1",
+        "other → f: 2 chunks, 2 per square",
+        "                                 R",
+        "R READY   F FAILED",
+        "",
     ]
 
 
-def on_a_terminal(*words: str, **env: str) -> str:
-    """What a command prints to a terminal."""
+def test_strips_of_dates_stand_below_one_another(store: Store) -> None:
+    job(store, "fetch", "raw", "a")
+    job(store, "month", "a", "b")
+    for day in range(1, 31):
+        put(store, "a", "READY", dataid=f"2026-04-{day:02d}", jobid="fetch")
+    put(store, "b", "FAILED", jobid="month", dataid="2026-04-30")
+    strips = {strip.jobid: strip for strip in overview.grid(store)}
+    assert strips["month"].starts == strips["fetch"].starts
+    assert strips["month"].squares[-1] == "FAILED"
+
+
+def on_a_terminal(*words: str, lines: int = 0, **env: str) -> str:
+    """What a command prints to a terminal, of 80 columns and so many lines if they are given."""
     reader, writer = pty.openpty()
+    if lines:
+        ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", lines, 80, 0, 0))
     child = subprocess.Popen(
         [sys.executable, "-m", "opendataflow_dagster.cli", *words],
         stdout=writer,
@@ -334,6 +368,46 @@ def test_on_a_terminal_the_squares_are_coloured(line: Store) -> None:
     plain = on_a_terminal("status", NO_COLOR="1")
     assert "\x1b[31m" not in plain
     assert "  .F." in plain
+
+
+def test_a_long_listing_on_a_terminal_goes_through_the_pager(line: Store) -> None:
+    operations.ready(line, "a", [str(number) for number in range(100)])
+    numbered = "sed s/^/|/"
+    assert on_a_terminal("runs", "--all", lines=10, ODF_PAGER=numbered).startswith("|")
+    assert on_a_terminal("runs", "--all", lines=10, PAGER=numbered).startswith("|")
+    for words, env in (
+        (("runs", "--limit", "3"), {"ODF_PAGER": numbered}),
+        (("runs", "--all", "--json"), {"ODF_PAGER": numbered}),
+        (("runs", "--all"), {"ODF_PAGER": "", "PAGER": numbered}),
+        (("runs", "--all"), {"PAGER": "no-such-pager"}),
+        (("runs", "--all"), {"PAGER": numbered, "TERM": "dumb"}),
+    ):
+        shown = on_a_terminal(*words, lines=10, **env)
+        assert "READY" in shown
+        assert "|" not in shown, (words, env)
+    assert "READY" in on_a_terminal("runs", "--all", lines=10, PAGER="head -2"), "left early"
+
+
+def test_tables_fit_80_columns_and_lose_no_id(line: Store) -> None:
+    line.db.execute("update datastatus set modified = '2026-01-01 00:00:00'", {})
+    sql(line, "insert into jobpolicy (jobid, concurrency) values ('load', 3)")
+    for words in (
+        ("status",),
+        ("status", "a"),
+        ("status", "--failed"),
+        ("runs",),
+        ("history",),
+        ("policy", "load"),
+        ("job", "list"),
+        ("why", "load", "9"),
+    ):
+        shown = on_a_terminal(*words, lines=200, NO_COLOR="1")
+        plain = [re.sub(r"\x1b\[[0-9;]*m", "", text) for text in shown.splitlines()]
+        assert max(map(len, plain)) <= 80, (words, shown)
+    long = "2026-01-01T00:00:00.000000+00:00-of-a-very-long-name"
+    put(line, "b", "FAILED", jobid="load", dataid=long)
+    assert long in on_a_terminal("status", "b", lines=200)
+    assert "2026-01-01 00:00:00" in odf("status", "a").stdout, "pipes get whole rows"
 
 
 def test_runs_are_limited_and_filtered_like_other_listings(line: Store) -> None:

@@ -213,7 +213,7 @@ def test_a_stream_of_items(tmp_path: Path) -> None:
         "F-9,2026-03-02 06:00,-20.0,cellar,False",
     ]
     [plan] = done["odf history clean"]
-    assert "6 payloads and 0 keys would go" in plan.stderr
+    assert "6 payloads and 0 keys would be removed" in plan.stderr
     assert "FAILED" in done["odf history --pipeline"][1].stdout
     assert ended
 

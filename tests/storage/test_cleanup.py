@@ -233,7 +233,7 @@ def test_a_dataset_that_cant_be_cleaned_doesnt_keep_others_from_it(
     done = odf(line, "clean", "--older-than", "0s")
 
     assert done.exit_code == 1
-    assert "'b' isn't cleaned" in done.stderr
+    assert "Can't clean 'b'" in done.stderr
     assert "1 leftover removed, 0 bytes." in done.stderr
     assert done.stdout == ""
 

@@ -308,7 +308,7 @@ def test_what_cant_be_rewritten_as_it_is_is_left_with_the_reason(
     done = odf(line, "compact", "out")
 
     assert why in done.stdout
-    assert "0 chunks are compacted, 1 left." in done.stderr
+    assert "0 chunks compacted, 1 skipped." in done.stderr
     assert data_of("out/dataid=1") == before
 
 

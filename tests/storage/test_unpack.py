@@ -72,7 +72,7 @@ def test_unpacked_chunks_are_the_chunks_that_they_were(
 
     assert done.exit_code == 0, done.output
     assert {row["left"] for row in json.loads(done.stdout)} == {""}
-    assert f"{len(ODD)} chunks are unpacked, 0 left." in done.stderr
+    assert f"{len(ODD)} chunks unpacked, 0 skipped." in done.stderr
     for dataid, chunk in packed.items():
         path = folders.chunk_path(str(Path.cwd() / "out"), dataid)
         assert location_of(line, dataid) == path

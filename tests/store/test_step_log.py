@@ -339,7 +339,10 @@ def test_the_command_counts_first_and_cleans_then(store: Store, odf: Odf) -> Non
     record(store, [step(claim, started=store.now())])
     store.finish(claim)
 
-    assert odf("history", "clean", "--plan").stderr == "1 step, 1 payload and 0 keys would go.\n"
+    assert (
+        odf("history", "clean", "--plan").stderr
+        == "1 step, 1 payload and 0 keys would be removed.\n"
+    )
     assert odf("history", "clean", "--days-old", "1").stderr.startswith("0 steps, 0 payloads")
     [row] = json.loads(odf("history", "clean", "--pipeline", "orders", "--json").stdout)
     assert row == {"pipeline": "orders", "steps": 1, "items": 1, "keys": 0}
