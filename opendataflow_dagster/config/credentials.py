@@ -58,7 +58,7 @@ def for_dataset(datasetid: str) -> Purpose:
 
 
 def decrypt(value: str, passkey: str | None, *, purpose: Purpose) -> str:
-    """Read a value of either kind; one that was made for another purpose is refused."""
+    """Decrypt a value of either kind; refuse one that was made for another purpose."""
     secret = _bytes_of(passkey, purpose)
     value = value.strip()
     if version := re.match(r"odf([0-9]+)\.", value):
@@ -68,22 +68,23 @@ def decrypt(value: str, passkey: str | None, *, purpose: Purpose) -> str:
         key, box, bound = _legacy_key(secret), _legacy_box(value), None
     if box is None or len(box) < IV_BYTES + TAG_BYTES:
         raise CredentialError(
-            f"{purpose.label} isn't an encrypted value: it is neither the original's base64 nor "
-            f"a whole odf1 or odf2 envelope. Make one with {purpose.remake}."
+            f"{purpose.label} isn't an encrypted value: it is neither base64 of the Java "
+            "original nor a complete odf1 or odf2 envelope. Encrypt it with "
+            f"{purpose.remake}."
         )
 
     plain = _unseal(key, box, bound)
     if plain is None:
         raise CredentialError(
-            f"{purpose.label} doesn't decrypt: the passkey is another one, or the value is "
-            "damaged or was made for another dataset or field. Check PASSKEY or PASSKEY_FILE, "
-            f"or make the value anew with {purpose.remake}."
+            f"{purpose.label} can't be decrypted: the passkey is wrong, or the value is "
+            "damaged or was made for another dataset or field. Check PASSKEY or "
+            f"PASSKEY_FILE, or encrypt it again with {purpose.remake}."
         )
     text = _utf8(plain)
     if text is None:
         raise CredentialError(
-            f"{purpose.label} decrypts to something that isn't UTF-8 text. "
-            f"Make the value anew with {purpose.remake}."
+            f"{purpose.label} decrypts to something that isn't UTF-8 text. Encrypt it again "
+            f"with {purpose.remake}."
         )
     return text
 
@@ -91,7 +92,7 @@ def decrypt(value: str, passkey: str | None, *, purpose: Purpose) -> str:
 def password_of(
     datasetid: str, encrypted: str | None, environ: Mapping[str, str] = os.environ
 ) -> str | None:
-    """The password of a dataset, decrypted now; None if it has none."""
+    """Return a dataset's password, decrypted now; None if it has none."""
     if not encrypted:
         return None
     return decrypt(encrypted, find_passkey(environ), purpose=for_dataset(datasetid))
@@ -105,17 +106,17 @@ def encrypt(
     salt: bytes | None = None,
     beside: Iterable[str] = (),
 ) -> str:
-    """Write a value for `purpose`.
+    """Encrypt a text for `purpose`.
 
-    Its salt is that of this process's other values, else the one that most of the values `beside`
-    have, so that whoever reads them all derives one key.
+    The salt is the one that this process uses already, or else the most frequent one among the
+    values `beside`, so that a reader of all of them derives one key.
     """
     secret = _bytes_of(passkey, purpose)
     plain = _encoded(text, "strict")
     if plain is None:
         raise CredentialError(
             f"The text for {purpose.label} isn't valid Unicode, so it can't be encrypted. "
-            f"Type it again: {purpose.remake}."
+            f"Enter it again with {purpose.remake}."
         )
     salt = salt or _salts.get(secret) or common_salt(beside) or os.urandom(SALT_BYTES)
     if len(salt) != SALT_BYTES:
@@ -148,7 +149,7 @@ def encrypt_as_original(text: str, passkey: str | None) -> str:
 
 
 def new_key() -> str:
-    """A passkey that nobody can guess, so that deriving a key from it costs nothing."""
+    """Return a passkey that nobody can guess, so that it needs no slow key derivation."""
     return RANDOM_KEY + _base64(os.urandom(KEY_BYTES))
 
 
@@ -188,8 +189,8 @@ def common_salt(values: Iterable[str]) -> bytes | None:
 def _bytes_of(passkey: str | None, purpose: Purpose) -> bytes:
     if not passkey:
         raise CredentialError(
-            f"{purpose.label} needs a passkey, and none is set. Set PASSKEY, or PASSKEY_FILE to "
-            "a file that holds it, then run the command again."
+            f"{purpose.label} needs a passkey, but none is set. Set PASSKEY, or set "
+            "PASSKEY_FILE to a file that holds it, then run the command again."
         )
     # A byte of the environment that isn't UTF-8 arrives as a lone surrogate.
     secret = _encoded(passkey, "surrogateescape")
@@ -211,8 +212,8 @@ def _open_envelope(
     """The key and the box of an envelope; no box when it isn't whole."""
     if version not in ("1", "2"):
         raise CredentialError(
-            f"{purpose.label} was made by a newer version, in an envelope that this one doesn't "
-            "know. Run `pip install --upgrade opendataflow_dagster`."
+            f"{purpose.label} was encrypted by a newer version, in an envelope that this "
+            "version can't read. Run: pip install --upgrade opendataflow-dagster"
         )
     parts = re.match(_SCRYPT if version == "1" else _HKDF, value)
     salt = salt_of(value)
@@ -226,9 +227,9 @@ def _open_envelope(
     key = _derived(secret, salt, log_n, r, p) if 2**log_n * r * p <= MOST_WORK else None
     if key is None:
         raise CredentialError(
-            f"{purpose.label} asks for a key derivation that this program doesn't do: too much "
-            "memory or time, or impossible. It was tampered with or made elsewhere. "
-            f"Make the value anew with {purpose.remake}."
+            f"{purpose.label} asks for a key derivation that this program refuses: it needs "
+            "too much memory or time, or is impossible. The value was tampered with or "
+            f"comes from elsewhere. Encrypt it again with {purpose.remake}."
         )
     return key, box
 
@@ -338,21 +339,21 @@ _kept: dict[str, tuple[str, str]] = {}
 
 
 def find_passkey(environ: Mapping[str, str] = os.environ, variable: str = "PASSKEY") -> str | None:
-    """The passkey from PASSKEY, or from the file that PASSKEY_FILE names."""
+    """Return the passkey from PASSKEY, or from the file that PASSKEY_FILE names."""
     found = _look_up(environ, variable)
     return found[0] if found else None
 
 
 def passkey_source(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Where the passkey comes from, in words; None if there is none."""
+    """Say where the passkey comes from; None if there is none."""
     found = _look_up(environ, "PASSKEY")
     return found[1] if found else None
 
 
 def take_passkey() -> None:
-    """Move the passkey from this process's environment to its memory, and keep others out of that.
+    """Move the passkey from this process's environment to its memory, and protect it there.
 
-    A debugger can't attach then, and no core is dumped, unless root asks for it.
+    Afterwards, nobody but root can attach a debugger, and the process leaves no core dump.
     """
     taken = []
     for variable in VARIABLES:
@@ -369,7 +370,7 @@ def take_passkey() -> None:
 
 @contextmanager
 def handed_on() -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
-    """The environment and the descriptors with which a child process of ours is started."""
+    """Return the environment and the descriptors for a child process of ours."""
     if "PASSKEY" not in _kept:
         yield dict(os.environ), ()
         return
@@ -428,7 +429,7 @@ def _look_up(environ: Mapping[str, str], variable: str) -> tuple[str, str] | Non
         reason = error.strerror or type(error).__name__
     if not passkey:
         raise CredentialError(
-            f"The passkey file {path!r}, which {variable}_FILE names, can't be used: {reason}. "
+            f"The passkey file {path!r}, named by {variable}_FILE, can't be used: {reason}. "
             f"Correct it, or set {variable}, then run `odf doctor`."
         )
     return passkey, _file_of(variable)
@@ -439,9 +440,9 @@ def _file_of(variable: str) -> str:
 
 
 def _read_descriptor(path: str) -> str | None:
-    """What an open file that we were started with has; it is closed, so that no child gets it.
+    """Read an open file that this process was started with, and close it, so no child gets it.
 
-    By its name it couldn't be opened again where it belongs to another user.
+    It couldn't be opened again by its name if it belongs to another user.
     """
     for folder in ("/dev/fd/", "/proc/self/fd/"):
         number = path.removeprefix(folder)
@@ -487,7 +488,7 @@ def _erase(starts: tuple[bytes, ...]) -> None:
 
 
 def _close_memory() -> None:
-    """Let nobody but root read this process's memory and environment, or trace it."""
+    """Keep everyone but root from reading this process's memory and environment, or tracing it."""
     from ..util.system import libc_function
 
     if sys.platform == "linux" and (prctl := libc_function("prctl")):

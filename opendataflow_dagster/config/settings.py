@@ -1,4 +1,4 @@
-"""Settings: the environment beats `dataflow.properties`, which beats the embedded default."""
+"""Settings: the environment overrides `dataflow.properties`, which overrides the default."""
 
 import os
 import re
@@ -109,14 +109,14 @@ def private_folder(path: str) -> str | None:
 
 
 def redact(url: str) -> str:
-    """Hide the passwords in a URL; where it is ambiguous, too much rather than too little."""
+    """Hide the passwords in a URL; if it is ambiguous, hide too much rather than too little."""
     url = re.sub(r"(?is)^(jdbc:oracle:\w+:[^/@]*/)[^@]*@", r"\1***@", url)
     url = re.sub(r"(?i)((?:^|[?&;,(\s])[\w.%-]*(?:password|passwd|pwd)\s*=)[^&]*", r"\1***", url)
     return re.sub(r"(?s)(://[^:@/]*:).*@", r"\1***@", url)
 
 
 def check_postgres_url(url: str) -> None:
-    """Refuse a URL of which libpq would take a part of the password for a host, and show it."""
+    """Refuse a URL in which libpq would take a part of the password for a host, and show it."""
     rest = url.partition("://")[2]
     found = re.match(r"(?s)[^:/@?#\[]*:(.*)@", rest)
     password = found[1] if found else ""
@@ -125,9 +125,9 @@ def check_postgres_url(url: str) -> None:
     if encoded and (is_port or not re.search(r"[@/?#]", password)):
         return
     raise WrongUse(
-        f"The url {redact(url)} has a letter in its password that stands for something else there. "
-        "Write @ as %40, / as %2F, ? as %3F, # as %23 and % as %25, or leave the password out and "
-        "set `encrypted`: see odf encrypt --help"
+        f"The password in the url {redact(url)} contains a character that has a meaning "
+        "in URLs. Write @ as %40, / as %2F, ? as %3F, # as %23 and % as %25; or remove "
+        "the password and set `encrypted`: see odf encrypt --help"
     )
 
 
@@ -143,8 +143,8 @@ def _unknown(key: str, file: str) -> WrongUse:
     if not like and dot:
         like = did_you_mean(f"{head}.", [f"{SPARK}…"])
     return WrongUse(
-        f"{file} has an unknown key {printable(key)[:40]!r}{like or '.'} "
-        f"Its keys are {', '.join(KEYS)}, and those that begin with {SPARK}. Correct that line."
+        f"{file} has an unknown key {printable(key)[:40]!r}{like or '.'} Known keys are "
+        f"{', '.join(KEYS)}, and keys that begin with {SPARK}. Correct that line."
     )
 
 
@@ -179,8 +179,8 @@ def _find_file(
         if named is None:
             return None, ""
         raise WrongUse(
-            f"There is no properties file {file!r}, which {named_by} names. "
-            "Correct the path, or leave it out to use ./dataflow.properties."
+            f"There is no properties file {file!r}, which {named_by} names. Correct the "
+            "path, or remove it to use ./dataflow.properties."
         ) from None
     except OSError as error:
         raise WrongUse(
@@ -205,8 +205,8 @@ def _normalise(url: str, folder: str, origin: str) -> tuple[str, str | None]:
     if url.startswith("jdbc:h2:"):
         raise WrongUse(
             f"The url of {origin} is an H2 database, which only Java can open. Set "
-            "url=sqlite:///dataflow.db (or postgresql://…), run `odf init`, and load its "
-            "exported tables by `odf load FOLDER`."
+            "url=sqlite:///dataflow.db or postgresql://…, run `odf init`, and load the "
+            "exported tables with `odf load FOLDER`."
         )
     scheme = re.match(r"(?:jdbc:)?[a-z][\w+]*:(?=/|\w)", url)  # the rest may hold a password
     raise WrongUse(
@@ -312,8 +312,8 @@ def replace_property(path: str | os.PathLike[str], key: str, value: str) -> None
             _replace_file(path, _with(text, key, value).encode(encoding), os.fstat(file.fileno()))
     except OSError as error:
         raise DataflowError(
-            f"{path} wasn't changed: {error.strerror}. "
-            "Make it and its folder writable, then run the command again."
+            f"{path} wasn't changed: {error.strerror}. Make the file and its folder "
+            "writable, then run the command again."
         ) from None
 
 

@@ -35,15 +35,15 @@ GiveBack = Callable[[Store, Sequence[Claim], str], None]
 
 
 def give_back(store: Store, claims: Sequence[Claim], why: str) -> None:
-    """Let others claim chunks as if these claims had never been: they count as no attempt.
+    """Give claims back as if they had never been made: they don't count as attempts.
 
-    One that was taken over meanwhile is left alone.
+    A claim that another worker has recovered meanwhile is skipped.
     """
     store.db.insist(lambda: try_to_give_back(store, claims, why))
 
 
 def give_back_soon(store: Store, claims: Sequence[Claim], why: str) -> None:
-    """Give claims back by a new connection, after an error; within seconds, or else it raises."""
+    """Give claims back on a new connection after an error; raise if it takes more than seconds."""
     if claims:
         # An exception may have interrupted the driver between a query and its answer: that
         # connection can't be used any more.
@@ -52,7 +52,7 @@ def give_back_soon(store: Store, claims: Sequence[Claim], why: str) -> None:
 
 
 def try_to_give_back(store: Store, claims: Sequence[Claim], why: str) -> None:
-    """Give claims back without waiting for a database that is away."""
+    """Give claims back, without waiting for a database that is down."""
     db = store.db
     for claim in claims:
         mine = {"jobid": claim.jobid, "dataid": claim.dataid, "generation": claim.generation}
@@ -62,10 +62,10 @@ def try_to_give_back(store: Store, claims: Sequence[Claim], why: str) -> None:
 
 
 def interrupt(store: Store, claim: Claim, stop: Stop) -> Status:
-    """Settle a claim whose work was interrupted; return the chunk's status now.
+    """Settle a claim whose work was interrupted, and return the chunk's new status.
 
-    It is RESUBMIT, and counts as no attempt; HOLD if a person has terminated the work, or after
-    `MAX_INTERRUPTIONS` in a row. Raises `StaleClaim` if the chunk was taken over.
+    It is RESUBMIT, and doesn't count as an attempt; or HOLD if a person terminated the work, or
+    after `MAX_INTERRUPTIONS` in a row. Raises `StaleClaim` if the claim was lost.
     """
     status = store.db.insist(lambda: _interrupt(store, claim, stop))[0]
     if status is None:
@@ -74,9 +74,9 @@ def interrupt(store: Store, claim: Claim, stop: Stop) -> Status:
 
 
 def interrupt_soon(store: Store, claims: Sequence[Claim], stop: Stop) -> None:
-    """Settle interrupted claims by a new connection; within seconds, or else it raises.
+    """Settle interrupted claims on a new connection; raise if it takes more than seconds.
 
-    A claim that was taken over meanwhile is left alone.
+    A claim that another worker has recovered meanwhile is skipped.
     """
     if claims:
         store.db.drop()  # for the same reason as in `give_back_soon`
@@ -94,7 +94,7 @@ def _interrupt(store: Store, claim: Claim, stop: Stop) -> Status | None:
         [(count,)] = rows
         why, status = stop.why, HOLD if stop.hold else RESUBMIT
         if count >= MAX_INTERRUPTIONS and not stop.hold:
-            why, status = f"{why}: interruption {count} in a row, so it is on HOLD", HOLD
+            why, status = f"{why}: interrupted {count} times in a row, so it is on HOLD", HOLD
         db.sign(who=claim.owner, why=tidy(why), act="finish")
         return status if store.settle_outputs(claim, status) else None
 
@@ -102,7 +102,7 @@ def _interrupt(store: Store, claim: Claim, stop: Stop) -> Status | None:
 def force(
     store: Store, jobid: str, dataid: str, *, owner: str, lease: float = LEASE_SECONDS
 ) -> Claim:
-    """Claim one chunk of a job without the checks; only one that is being produced is refused."""
+    """Claim one chunk of a job without the checks; refuse only a chunk that is running."""
     check_id("dataid", dataid)
     claim, _ = store.db.insist(lambda: _force(store, jobid, dataid, owner, lease))
     if claim is None:
@@ -144,9 +144,9 @@ def _locked(store: Store, jobid: str, dataid: str) -> Refused:
     holders = store.db.run("forcing.holders", jobid=jobid, dataid=dataid)
     _, since, holder = holders[0] if holders else ("", None, "another process")
     return Refused(
-        f"Chunk {dataid!r} of {jobid!r} is being produced by {holder}"
-        f"{f' since {since[:19]}' if since else ''}. "
-        "Wait for its end, or run `odf recover` if it is dead.",
+        f"Chunk {dataid!r} of {jobid!r} is being produced by "
+        f"{holder}{f' since {since[:19]}' if since else ''}. Wait until it ends, or run "
+        "`odf recover` if it is dead.",
         code="LOCKED",
     )
 
@@ -177,7 +177,7 @@ class Offer(NamedTuple):
 
 
 def offer(store: Store, jobid: str, *, most: int = MAX_COUNTED_CHUNKS) -> Offer:
-    """What a job may claim now. It is a look, not a claim: others may be faster."""
+    """Look up what a job may claim now, without claiming: others may be faster."""
     plan = store.plan(jobid)
     if plan.flaw:
         return Offer(jobid, obstacle=plan.flaw)
@@ -460,7 +460,7 @@ def begin_work(
 
 
 def beat(store: Store, owner: str, lease: float = LEASE_SECONDS) -> float | None:
-    """Renew a worker's lease and return how long it is; None: the worker was given up for lost."""
+    """Renew a worker's lease and return its length; None if the worker was given up as lost."""
     rows = store.db.run("workers.beat", owner=owner, lease=lease)
     return float(rows[0][0]) if rows else None
 
@@ -486,11 +486,12 @@ def settle_run(
     max_losses: int = MAX_LOSSES,
     blame_together: bool = True,
 ) -> list[Recovered]:
-    """Settle now what a run that is over still holds, and forget its workers.
+    """Settle now what an ended run still holds, and remove its workers.
 
-    Claims of a canceled run are held; others are lost claims, which are made again, or held after
-    too many losses. What finished meanwhile, or was taken over, isn't the run's and is left alone.
-    Without `blame_together` only a claim that is lost alone is held: it has ended the run itself.
+    Claims of a canceled run are put on HOLD. Others count as lost claims: their chunks run again,
+    or are put on HOLD after too many losses. What finished meanwhile, or was recovered by another
+    worker, is skipped. Without `blame_together`, only a claim that is lost alone is put on HOLD,
+    since it ended the run itself.
     """
     return store.db.insist(
         lambda: _settle(store, runid, why, canceled, who, max_losses, blame_together),

@@ -1,4 +1,4 @@
-"""OUT rows that a person moves: read under a lock, moved all at once or not at all."""
+"""OUT rows that a person moves: read under a lock, and moved all together or not at all."""
 
 import json
 import os
@@ -103,7 +103,7 @@ def carry_out(
         # but not a row that didn't exist: if another transaction wrote that, all is rolled back.
         changed = store.db.change("moves.move", rows=as_json(moves)) if moves else 0
         if changed + add_rows(store, new) < len(moves) + len(new):
-            raise LostRace("A row changed under this move.")
+            raise LostRace("A row changed while it was being moved.")
     done = _in_order([*moves, *new])
     touched = {move.dataid for move in (*done, *left)}
     return Moved(done, list(left), [dataid for dataid in wanted if dataid not in touched])
@@ -208,6 +208,6 @@ def _overtaken_error(datasetid: str, dataid: str, holder: Holder, what: str) -> 
     newest = typed(holder.jobid, holder.dataid)
     return Overtaken(
         f"{holder.location or datasetid} holds the newer chunk {holder.dataid!r}, and "
-        f"{dataid!r} would take its place: {what}. To make the newer one again, run: "
-        f"odf resubmit {newest}. If the older one is wanted, run first: odf hold {newest}"
+        f"{dataid!r} would replace it: {what}. To run the newer one again: odf resubmit "
+        f"{newest}. If you want the older one, first run: odf hold {newest}"
     )

@@ -1,7 +1,7 @@
-"""What a person moves by hand: resubmit, hold, release, ready, and what was killed.
+"""What a person moves by hand: resubmit, hold, release, ready, delete and recover.
 
-Each move is one transaction without an act, so that the triggers do what they do for any person:
-void claims and locks, send a job's other outputs back, judge who may run now.
+Each move is one transaction without an act, so the triggers treat it like any change by a person:
+they void claims and locks, resubmit the job's other outputs, and decide which chunks may run.
 """
 
 import json
@@ -67,25 +67,13 @@ def resubmit(
     who: str | None = None,
     why: str | None = None,
 ) -> Moved:
-    """Let chunks be made again: those named of a job, or all that failed or are stale.
+    """Resubmit chunks of a job: the named ones, or all that FAILED or are stale.
 
-    A chunk isn't made again whose place holds a newer one: it is refused, or but for named ones
-    left. What is upstream comes first among the moves.
-
-    Args:
-        jobid: The job; with `failed` and `stale`, None takes all jobs.
-        dataids: The chunks; with `failed` and `stale`, only these of those.
-        failed: Chunks that failed.
-        stale: READY chunks that were made from data which has been replaced since.
-        since: With `failed`, only chunks that failed since then.
-        downstream: Also what other jobs made of them; what runs there, or is held, is left.
-        plan: Change nothing.
-        most: A plan looks at so many chunks that failed or are stale, and says if there are more.
+    If a location has a newer chunk, a named chunk is refused and any other is skipped. Moves are
+    ordered upstream first.
     """
     if jobid is None and not (failed or stale):
-        raise WrongUse(
-            "Which job? Name it, or use --failed or --stale for such chunks of all jobs."
-        )
+        raise WrongUse("Which job? Name it, or use --failed or --stale for the chunks of all jobs.")
     wanted = list(dict.fromkeys(dataids)) if jobid is None else _checked_dataids(jobid, dataids)
     if not (wanted or failed or stale):
         raise WrongUse(
@@ -234,15 +222,13 @@ def ready(
     who: str | None = None,
     why: str | None = None,
 ) -> Moved:
-    """Mark chunks of a dataset as produced outside: who reads them may run.
+    """Mark chunks of a dataset as produced elsewhere, so that the jobs that read them may run.
 
     Without `new`, a dataset that nothing is known of is refused.
     """
     check_id("datasetid", datasetid)
     if datasetid == "today":
-        raise WrongUse(
-            "'today' is READY by itself, on each date. Name the dataset that was produced."
-        )
+        raise WrongUse("'today' is READY by itself, every day. Name the dataset that was produced.")
     wanted = [check_id("dataid", dataid) for dataid in dict.fromkeys(dataids)]
     if not wanted:
         raise WrongUse(f"Which chunks of {datasetid!r} are ready? Name them.")
@@ -252,7 +238,7 @@ def ready(
             raise unknown_dataset(
                 store,
                 datasetid,
-                f"If it is a new one, run: odf ready --new {typed(datasetid)} DATAID",
+                f"If it is a new dataset, run: odf ready --new {typed(datasetid)} DATAID",
             )
         rows = outputs_of_dataset(store, datasetid, wanted)
         refuse_running(store, rows)
@@ -275,7 +261,7 @@ def ready(
 def delete_run(
     store: Store, jobid: str, dataid: str, *, who: str | None = None, why: str | None = None
 ) -> int:
-    """Forget that a job ran a chunk: its own rows go, nobody else's; how many."""
+    """Delete a job's own rows for a chunk, and nobody else's; return their number."""
     [dataid] = _checked_dataids(jobid, [dataid])
 
     def work() -> int:
@@ -330,7 +316,7 @@ def recover_abandoned(
 ) -> Moved:
     """Send back what has been RUNNING for longer than so many seconds without a claim of ours."""
     if older_than < 0:
-        raise WrongUse("An age is at least 0 seconds.")
+        raise WrongUse("An age can't be negative.")
 
     def work() -> Moved:
         found = store.db.run("moves.unclaimed", jobid=jobid, age=older_than)
@@ -422,8 +408,8 @@ def refuse_unknown_name(store: Store, name: str) -> None:
     if not store.db.run("look.known", which=name):
         like = did_you_mean(name, [*job_names(store), *dataset_names(store)]) or "."
         raise Refused(
-            f"There is no job or dataset {name!r}{like} "
-            "`odf job list` and `odf dataset list` tell what there is.",
+            f"There is no job or dataset {name!r}{like} `odf job list` and `odf dataset "
+            "list` show all names.",
             code="NOT_REGISTERED",
         )
 
@@ -446,8 +432,8 @@ def refuse_unknown(store: Store, jobid: str, wanted: Sequence[str], rows: Iterab
         refuse_unknown_job(store, jobid)
         refuse_folded(store, jobid, missing)
         raise Refused(
-            f"Job {jobid!r} has no chunk {_listed(missing)}: nothing was changed. "
-            f"See `odf runs {typed(jobid)}`.",
+            f"Job {jobid!r} has no chunk {_listed(missing)}: nothing was changed. See `odf "
+            f"runs {typed(jobid)}`.",
             code="UNKNOWN_CHUNK",
         )
 
@@ -457,8 +443,8 @@ def refuse_folded(store: Store, jobid: str, dataids: Iterable[str]) -> None:
     for dataid in dataids:
         if fold := fold_of(store, jobid, dataid):
             raise Refused(
-                f"Chunk {dataid!r} of {jobid!r} lies within what was folded ({fold}): nothing was "
-                f"changed. To have its rows made again, send the item again.",
+                f"Chunk {dataid!r} of {jobid!r} is among the folded items ({fold}): nothing was "
+                "changed. To produce its rows again, send the item again.",
                 code="FOLDED",
             )
 
@@ -476,8 +462,8 @@ def refuse_held(rows: Iterable[Move]) -> None:
     for row in rows:
         if status(row) == HOLD:
             raise Refused(
-                f"Chunk {row.dataid!r} of {row.datasetid!r} is {row.status_before}: a person holds "
-                f"it. Run `odf release {typed(row.jobid, row.dataid)}` first.",
+                f"Chunk {row.dataid!r} of {row.datasetid!r} is {row.status_before}: a person "
+                f"holds it. First run: odf release {typed(row.jobid, row.dataid)}",
                 code="HELD",
             )
 
@@ -496,9 +482,9 @@ def locked(store: Store, jobid: str, dataid: str, others: Sequence[str] = ()) ->
         [(owner, started, lease_end, late)] = held
         by = f"by {owner} since {started}, with a lease until {lease_end}"
         if late:
-            cure = f"The lease ran out: run {recover}`"
+            cure = f"The lease has expired: run {recover}`"
         else:
-            cure = f"Wait, or end that process and run {recover}` when the lease is over"
+            cure = f"Wait; or end that process and, when the lease has expired, run {recover}`"
     return Refused(
         f"Chunk {dataid!r} of {jobid!r} is RUNNING, {by}{also}: nothing was changed. {cure}.",
         code="LOCKED",
@@ -544,10 +530,10 @@ def _in_one_line(store: Store) -> Iterator[None]:
 
 def _advice(error: BaseException, line: str) -> str:
     if "readonly" in line or "read-only" in line:
-        return "`odf sql` only reads; `odf dml` changes rows."
+        return "`odf sql` only reads. To change rows, use `odf dml`."
     if isinstance(error, NoDatabase):
-        return "Correct it; if our tables are missing, run `odf init`."
-    return "Correct it, and try again."
+        return "Correct the statement; if tables are missing, run `odf init`."
+    return "Correct the statement, and try again."
 
 
 def _distinct(names: list[str]) -> list[str]:

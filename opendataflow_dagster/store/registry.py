@@ -11,7 +11,7 @@ from ..config.settings import redact
 from ..errors import Refused, WrongUse
 from ..formats.csv_options import csv_options
 from ..model import DATASET_COLUMNS, DIALS, Plan, check_id, check_text, check_variable
-from ..util.text import typed
+from ..util.text import count_of, typed
 from ..util.times import from_table, parse_duration, parse_time, to_table
 from .moves import person
 from .operations import EXTERNAL, is_registered, unknown_dataset
@@ -85,7 +85,7 @@ def check_columns(datasetid: str, columns: Mapping[str, str | None]) -> None:
     check_id("datasetid", datasetid)
     if datasetid == "today":
         raise WrongUse(
-            "'today' is reserved: it is READY by itself, on each date. Choose another name."
+            "'today' is reserved: it is READY by itself, every day. Choose another name."
         )
     unknown = sorted(set(columns) - set(DATASET_COLUMNS))
     if unknown:
@@ -225,15 +225,15 @@ def _unregistered_notes(store: Store, items: Iterable[Item]) -> list[str]:
     """What a person should know of datasets that a job names and that have no row."""
     names = dict.fromkeys(item[1] for item in items if item[1] and item[1] != "today")
     return [
-        f"Dataset {name!r} isn't registered: its chunks are tracked, but the job gets no "
-        f"variables of it. To change that: `odf dataset add {typed(name)}`."
+        f"Dataset {name!r} isn't registered: its chunks are tracked, but the job gets "
+        f"no variables for it. To register it, run: odf dataset add {typed(name)}"
         for name in names
         if not is_registered(store, name)
     ]
 
 
 def remove_job(store: Store, jobid: str, *, plan: bool = False) -> list[Removal]:
-    """Forget a job and its dials, and tell what that does; its chunks and their history stay."""
+    """Remove a job's registration and dials, and say what that does; chunks and history stay."""
     check_id("jobid", jobid)
 
     def work() -> list[Removal]:
@@ -248,7 +248,7 @@ def remove_job(store: Store, jobid: str, *, plan: bool = False) -> list[Removal]
             found = [
                 Removal("items of the job", items, "go"),
                 Removal("dials", len(db.records("registry.policy", jobid=jobid)), "go"),
-                Removal("chunks that may be claimed", claimable, "nobody claims them any more"),
+                Removal("chunks that may be claimed", claimable, "no job can claim them any more"),
                 *_chunks(store, jobid=jobid),
                 *(
                     Removal(
@@ -270,7 +270,7 @@ def remove_job(store: Store, jobid: str, *, plan: bool = False) -> list[Removal]
 
 
 def remove_dataset(store: Store, datasetid: str, *, plan: bool = False) -> list[Removal]:
-    """Forget where a dataset is, unless a job uses it; its chunks and data stay."""
+    """Remove a dataset's registration, unless a job uses it; its chunks and data stay."""
     check_id("datasetid", datasetid)
 
     def work() -> list[Removal]:
@@ -332,7 +332,7 @@ def set_policy(
     """Turn dials of a job; `none` or nothing resets one. The row as it is then."""
     for key in dials:
         if key not in DIALS:
-            raise WrongUse(f"There is no dial {key!r}. Choose from {', '.join(DIALS)}.")
+            raise WrongUse(f"There is no dial {key!r}. The dials are {', '.join(DIALS)}.")
     values = {key: read_dial(store, key, value) for key, value in dials.items()}
 
     def work() -> None:
@@ -354,20 +354,21 @@ def job_items(
     check_id("jobid", jobid)
     if jobid in (EXTERNAL, SPLIT):
         raise WrongUse(
-            f"{jobid!r} is the job id of chunks that no job produced. Choose another name."
+            f"{jobid!r} is reserved for chunks that no job produced. Choose another name."
         )
     items: list[Item] = []
     for kind, datasetids in (("IN", inputs), ("OUT", outputs)):
         items += [(kind, check_id("datasetid", name), None) for name in dict.fromkeys(datasetids)]
     if ("OUT", "today", None) in items:
         raise WrongUse(
-            "'today' can't be written: it is READY by itself, on each date. Use it as an input."
+            "'today' can't be an output: it is READY by itself, every day. Use it as an input."
         )
     for name, value in environment.items():
         check_variable(name)
         if name.upper() in ("IN", "OUT"):
             raise WrongUse(
-                f"A variable can't be called {name!r}: IN and OUT are what a job reads and writes."
+                f"A variable can't have the name {name!r}: IN and OUT are what a job reads and "
+                "writes."
             )
         check_text(f"value of {name}", value)
         items.append((name, None, value))
@@ -379,13 +380,13 @@ def check_links(jobid: str, links: set[tuple[str, str]]) -> None:
     outputs = {datasetid for kind, datasetid in links if kind == "OUT"}
     if not outputs:
         raise WrongUse(
-            f"Job {jobid!r} would write no dataset, so nothing could tell which chunks it has "
-            "done. Give it an output with --out DATASET."
+            f"Job {jobid!r} would have no output, so nothing could record which chunks it "
+            "has done. Give it an output with --out DATASET."
         )
     for both in sorted(inputs & outputs):
         raise WrongUse(
-            f"Job {jobid!r} would both read and write {both!r}, and so run on its own result for "
-            "ever. Give what it writes another dataset's id."
+            f"Job {jobid!r} would read and write {both!r}, and so run on its own output for "
+            "ever. Use another dataset for its output."
         )
 
 
@@ -425,8 +426,8 @@ def _refuse_circle(
     for path in paths:  # it grows meanwhile: the shortest circle is found first
         if ("IN", path[-1]) in links:
             raise WrongUse(
-                f"Job {jobid!r} would wait for what is made of its own output: "
-                f"{' → '.join([*path, jobid])}. Let one of these jobs write another dataset."
+                f"Job {jobid!r} would wait for its own output: {' → '.join([*path, jobid])}. "
+                "Use another dataset as the output of one of these jobs."
             )
         for other in readers.get(path[-1], ()):
             for datasetid in set(writes.get(other, ())) - seen:
@@ -438,9 +439,9 @@ def refuse_live(store: Store, jobid: str) -> None:
     [(count, owner)] = store.db.run("registry.live_claims", jobid=jobid)
     if count:
         raise Refused(
-            f"Job {jobid!r} is running on {count} chunks ({owner} holds one), so its datasets "
-            f"can't be taken away now. Run `odf policy {typed(jobid)} paused_until=forever`, and "
-            "try again when it is done.",
+            f"Job {jobid!r} is running on {count_of(count, 'chunk')} ({owner} holds one), so its "
+            f"datasets can't be changed now. Run `odf policy {typed(jobid)} paused_until=forever`, "
+            "and try again when they have ended.",
             code="LOCKED",
         )
 
@@ -469,7 +470,8 @@ def dial_value(key: str, text: str) -> int | str | None:
     if dial.words:
         if text.lower() not in dial.words:
             raise WrongUse(
-                f"{key}={text[:40]!r}: it is one of {', '.join(dial.words)}; `none` resets it."
+                f"{key}={text[:40]!r} isn't valid: use one of {', '.join(dial.words)}, or "
+                "`none` to reset the dial."
             )
         return text.lower()
     is_seconds = dial.unit == "seconds"
@@ -480,7 +482,8 @@ def dial_value(key: str, text: str) -> int | str | None:
     if not dial.least <= number <= LARGEST_INTEGER:
         kind = "a number of seconds (or 30m, 2h)" if is_seconds else "a whole number"
         raise WrongUse(
-            f"{key}={text[:40]!r}: it is {kind}, at least {dial.least}; `none` resets it."
+            f"{key}={text[:40]!r} isn't valid: use {kind}, at least {dial.least}, or `none` "
+            "to reset the dial."
         )
     return number
 
@@ -495,7 +498,7 @@ def _time_of_dial(store: Store, key: str, text: str) -> Any:
     try:
         return to_table(store, min(parse_time(store, text), FOREVER))
     except WrongUse as error:
-        raise WrongUse(f"{key}: {error} Or +2h, +30m, forever, no.") from None
+        raise WrongUse(f"{key}: {error} Or write +2h, +30m, forever or no.") from None
 
 
 def _shortened(value: str | None) -> str | None:

@@ -80,7 +80,7 @@ def by_date(first: str, last: str, period: str) -> Series:
     The dataid is 2026-01-05 for a day and for the week from that Monday, 2026-01, or 2026.
     """
     if period not in PERIODS:
-        raise WrongUse(f"There are no chunks by {period!r}. Choose from {', '.join(PERIODS)}.")
+        raise WrongUse(f"There are no chunks by {period!r}. Use one of {', '.join(PERIODS)}.")
     begin, end = _number(_date(first), period), _number(_date(last), period)
     if _date(last) < _date(first):
         raise WrongUse(f"--to {last} is before --from {first}. Swap them.")
@@ -114,13 +114,17 @@ def by_number(
     """
     width = upper - lower
     if width <= 0:
-        raise WrongUse(f"--to {upper} isn't above --from {lower}, so there is nothing to split.")
+        raise WrongUse(
+            f"--to {upper} isn't greater than --from {lower}, so there is nothing to split."
+        )
     if (size is None) == (count is None):
-        raise WrongUse("Say either --size, numbers per chunk, or --chunks, how many chunks.")
+        raise WrongUse("Use either --size, numbers per chunk, or --chunks, the number of chunks.")
     if size is not None and size < 1:
-        raise WrongUse("--size is at least 1.")
+        raise WrongUse("--size must be at least 1.")
     if count is not None and not 1 <= count <= width:
-        raise WrongUse(f"--chunks is between 1 and the {width} numbers that there are.")
+        raise WrongUse(
+            f"--chunks must be between 1 and {width}, as there are only {width} numbers."
+        )
     # Chunk n begins at lower + n * step / parts, rounded down.
     step, parts = (size, 1) if size is not None else (width, count or 1)
 
@@ -140,7 +144,7 @@ def by_number(
 def by_shards(count: int) -> Series:
     """A chunk for each remainder of the column divided by `count`; the dataid is the remainder."""
     if count < 1:
-        raise WrongUse("--shards is at least 1.")
+        raise WrongUse("--shards must be at least 1.")
     return _limited(
         Series(range(count), lambda shard: SplitChunk(str(shard), str(shard), None, count), int)
     )
@@ -179,9 +183,9 @@ def split(
     check_id("datasetid", datasetid)
     check_text("column", column)
     if not chunks:
-        raise WrongUse(f"There is no chunk to split {datasetid!r} into. Name some values.")
+        raise WrongUse(f"There is nothing to split {datasetid!r} into. Name some values.")
     if jobid and not pending:
-        raise WrongUse("--job names who is to produce the chunks: use it with --pending.")
+        raise WrongUse("--job names the job that will produce the chunks: use it with --pending.")
     status = PENDING if pending else READY
     new, mark = store.db.insist(lambda: _compared(store, datasetid, chunks, column, jobid))[0]
     if plan:
@@ -271,15 +275,16 @@ def _check_dataset(store: Store, datasetid: str, column: str | None, *, is_split
         raise unknown_dataset(
             store,
             datasetid,
-            f"First run `odf dataset add {typed(datasetid)}`, with the place of the table.",
+            f"First run `odf dataset add {typed(datasetid)}`, with the location of the table.",
         )
     columns = [name for (name,) in store.db.run("split.column", datasetid=datasetid) if name]
     if not (column or columns):
-        raise WrongUse(f"By which column is {datasetid!r} split? Say --column NAME.")
+        raise WrongUse(f"Which column splits {datasetid!r}? Name it with --column NAME.")
     if column and is_split and columns and column not in columns:
         raise Refused(
-            f"Dataset {datasetid!r} is split by {columns[0]!r} already: chunks by {column!r} would "
-            "hold the same rows again. Register the table as another dataset to split it so.",
+            f"Dataset {datasetid!r} is already split by {columns[0]!r}: chunks by "
+            f"{column!r} would contain the same rows again. To split by another column, "
+            "register the table as another dataset.",
             code="OVERLAP",
         )
 
@@ -288,8 +293,8 @@ def _check_job(store: Store, datasetid: str, jobid: str | None) -> None:
     if jobid and datasetid not in store.read_plan(jobid).outputs:
         refuse_unknown_job(store, jobid)
         raise Refused(
-            f"Job {jobid!r} isn't registered to write {datasetid!r}. "
-            f"Run `odf job add {typed(jobid)} --out {typed(datasetid)}`.",
+            f"Job {jobid!r} isn't registered to write {datasetid!r}. Run: odf job add "
+            f"{typed(jobid)} --out {typed(datasetid)}",
             code="NOT_REGISTERED",
         )
 
@@ -304,9 +309,10 @@ def _share_rows(old: SplitChunk, new: SplitChunk) -> bool:
 
 def _overlap(datasetid: str, old: SplitChunk, new: SplitChunk) -> Refused:
     return Refused(
-        f"Dataset {datasetid!r} has chunk {old.dataid!r} with {_shown(old)}; chunk {new.dataid!r} "
-        f"with {_shown(new)} would hold rows of it again. Nothing more was registered. Use the "
-        "same bounds, or register the table as another dataset.",
+        f"Dataset {datasetid!r} has chunk {old.dataid!r} with {_shown(old)}; chunk "
+        f"{new.dataid!r} with {_shown(new)} would contain some of its rows. Nothing "
+        "more was registered. Use the same bounds, or register the table as another "
+        "dataset.",
         code="OVERLAP",
     )
 
@@ -362,5 +368,5 @@ def _start(number: int, period: str) -> date:
 
 def _limited(chunks: Series) -> Series:
     if len(chunks) > MAX_CHUNKS:
-        raise WrongUse(f"That is more than {MAX_CHUNKS:,} chunks. Make them larger.")
+        raise WrongUse(f"That is more than {MAX_CHUNKS:,} chunks. Use larger ones.")
     return chunks

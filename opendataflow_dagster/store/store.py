@@ -250,9 +250,9 @@ class Store:
             for pid, user, name, seconds in waits
         )
         return Refused(
-            f"Which chunks {jobid!r} may claim isn't known yet: a transaction that was writing "
-            f"chunks when the job was registered, or that has locked them, is still open"
-            f"{f' ({transactions})' if transactions else ''}. End it, then try again; "
+            f"The chunks that {jobid!r} may claim aren't known yet. A transaction that "
+            "wrote or locked chunks when the job was registered is still "
+            f"open{f' ({transactions})' if transactions else ''}. End it, then try again; "
             "see `odf doctor`.",
             code="LOCKED",
         )
@@ -287,7 +287,8 @@ class Store:
             break
         else:
             raise LostRace(
-                f"The pending chunks of {jobid!r} don't agree with datastatus. Run `odf init`."
+                f"The queue of {jobid!r} doesn't match the statuses in datastatus. To repair "
+                "it, run: odf init"
             )
         if lost:
             # The commit may have come through and only its answer was lost. The owner's name
@@ -527,8 +528,8 @@ def refuse_flawed(store: Store, plan: Plan) -> None:
     """Refuse a job that can't run at all, such as one that isn't registered."""
     if plan.flaw:
         raise Refused(
-            f"{flaw_of(store, plan)} See `odf job list`, or run: "
-            f"odf job add {typed(plan.jobid)} --in DATASET --out DATASET",
+            f"{flaw_of(store, plan)} See `odf job list`, or run: odf job add "
+            f"{typed(plan.jobid)} --in DATASET --out DATASET",
             code="NOT_REGISTERED",
         )
 
@@ -548,8 +549,9 @@ def stale_claim(claims: Sequence[Claim]) -> StaleClaim:
     """What says that claims of one job are somebody else's now."""
     chunks = ", ".join(repr(claim.dataid) for claim in claims[:5])
     return StaleClaim(
-        f"Chunk {chunks} of {claims[0].jobid!r} was taken over or changed since generation "
-        f"{claims[0].generation}: nothing was settled. See `odf history {typed(claims[0].jobid)}`."
+        f"Chunk {chunks} of {claims[0].jobid!r} was claimed by another worker or "
+        f"changed since generation {claims[0].generation}: nothing was settled. See "
+        f"`odf history {typed(claims[0].jobid)}`."
     )
 
 
@@ -558,7 +560,8 @@ def inputs_changed(jobid: str, changed: InputChanges) -> InputsChanged:
     chunks = ", ".join(map(repr, list(changed)[:5]))
     return InputsChanged(
         f"{_changes_line(changed)} while {jobid!r} read it: chunk {chunks} of {jobid!r} "
-        f"is sent back, to be made from what is there now. See `odf history {typed(jobid)}`.",
+        "is RESUBMIT and will run again on the new data. See `odf history "
+        f"{typed(jobid)}`.",
         list(changed),
     )
 

@@ -15,7 +15,7 @@ LOCK_WAIT_SECONDS = 60.0
 
 @contextmanager
 def publish_lock(staging: str) -> Iterator[None]:
-    """Let one publish of a chunk after the other look at what is there and replace it."""
+    """Hold a directory's lock, so that one publish of a chunk comes after the other."""
     handle = os.open(staging, os.O_RDONLY)
     try:
         wait_for_lock(handle, f"publishing to {staging}", time.monotonic() + LOCK_WAIT_SECONDS)
@@ -44,8 +44,8 @@ def wait_for_lock(handle: int, activity: str, deadline: float) -> None:
     while not try_lock(handle):
         if time.monotonic() > deadline:
             raise Refused(
-                f"Another process has been {activity} for {LOCK_WAIT_SECONDS:.0f} s. "
-                "If it hangs, end it; then let the chunk be made again.",
+                f"Another process has been {activity} for {LOCK_WAIT_SECONDS:.0f} s. If it "
+                "hangs, end it, then run the chunk again.",
                 code="LOCKED",
             )
         time.sleep(0.01)
@@ -76,7 +76,7 @@ def libc_function(name: str) -> Callable[..., int] | None:
 
 
 def import_beside(folder: str) -> None:
-    """Let what lies in a folder be imported."""
+    """Make what a folder contains importable."""
     if folder not in sys.path:
         sys.path.insert(0, folder)
 
@@ -90,5 +90,5 @@ def module_of_file(path: str) -> str:
     import_beside(folder)
     found = import_module(name).__file__ or ""
     if not (os.path.exists(found) and os.path.samefile(found, path)):
-        raise WrongUse(f"{path} is called like the module {found}. Give the file another name.")
+        raise WrongUse(f"{path} has the same name as the module {found}. Rename the file.")
     return name

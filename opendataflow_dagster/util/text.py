@@ -1,4 +1,4 @@
-"""Texts for people: one line of them, printable, as typed in a shell; and names misspelled."""
+"""Texts for people: on one line, printable, quoted for a shell; and suggestions for typos."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,7 +11,7 @@ def first_line(error: BaseException) -> str:
 
 
 def one_line(text: str) -> str:
-    """Lines as one."""
+    """Join lines into one."""
     return " ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
@@ -21,26 +21,26 @@ def count_of(number: int, noun: str) -> str:
 
 
 def first_of(items: Sequence[str], most: int) -> list[str]:
-    """The first of some items, and how many more there are."""
+    """Return the first items, and say how many more there are."""
     more = len(items) - most
     return [*items[:most], f"and {more} more"] if more > 0 else list(items)
 
 
 def tidy(reason: str) -> str:
-    """A reason on one line, in characters that every database keeps, and not too long."""
+    """Put a reason on one line, in characters that every database keeps, and limit its length."""
     text = printable(reason.encode("utf-8", "replace").decode())
     return text if len(text) <= MAX_REASON_CHARACTERS else text[: MAX_REASON_CHARACTERS - 1] + "…"
 
 
 def printable(text: str) -> str:
-    """A text that can't move the cursor or begin a line of its own."""
+    """Escape what could move the cursor or begin a new line."""
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def typed(*words: str) -> str:
-    """Words as a person types them in a shell; on one line, whatever is in them."""
+    """Quote words as a person types them in a shell, on one line."""
     return " ".join(map(_typed, words))
 
 
@@ -59,7 +59,7 @@ def _typed(word: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`. Did you mean …?`, if one of the known names is like it."""
+    """Return `. Did you mean …?` if a known name is similar."""
     from difflib import get_close_matches
 
     by_case = {word.casefold(): word for word in known if word != name}

@@ -31,8 +31,9 @@ def zone_called(name: str) -> tzinfo:
     except (LookupError, ValueError, OSError):  # unknown, not a name at all, or a folder of zones
         pass
     raise WrongUse(
-        f"The timezone {name[:40]!r} isn't known on this machine. Correct `timezone` in the "
-        "properties, as in Europe/Berlin; if it is right, run `pip install tzdata`."
+        f"The timezone {name[:40]!r} isn't known on this machine. Correct `timezone` in "
+        "the properties, for example to Europe/Berlin; if it is right, run: pip "
+        "install tzdata"
     )
 
 

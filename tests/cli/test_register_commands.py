@@ -360,7 +360,7 @@ def test_a_job_is_removed_and_its_chunks_stay(odf: Odf, store: Store) -> None:
         ("chunks of 'bobout' that are READY", 1),
         ("chunks of 'sumbob' that may be claimed", 1),
     ]
-    assert "nobody claims them any more" in odf("job", "remove", "loadbob", "--plan").stdout
+    assert "no job can claim them any more" in odf("job", "remove", "loadbob", "--plan").stdout
     assert "loadbob" in odf("job", "list").stdout
 
     assert "odf job remove loadbob" in odf("dataset", "remove", "bobin", code=4).stderr

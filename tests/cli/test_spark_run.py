@@ -379,6 +379,6 @@ def test_a_chunk_that_another_worker_recovered_is_given_up_at_once(
 
     assert outcome.code == 1
     assert time.monotonic() - start < 30
-    assert any("was taken over" in each for each in line.said)
+    assert any("was claimed by another worker" in each for each in line.said)
     assert line.left() == []
     assert not os.path.exists(line.folder / "slows" / "dataid=1")

@@ -572,7 +572,7 @@ def test_sql_prints_rows_and_changes_nothing(line: Store) -> None:
         assert (done.exit_code, done.stdout) == (1, ""), statement
         assert len(done.stderr.splitlines()) == 1
     assert len(objects("sql", "select * from datastatus")) == 4
-    assert "`odf dml` changes rows" in odf("sql", "delete from datastatus").stderr
+    assert "use `odf dml`" in odf("sql", "delete from datastatus").stderr
     assert "nothere" in odf("sql", "select * from nothere").stderr
 
 

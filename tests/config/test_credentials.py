@@ -381,7 +381,7 @@ def test_decrypting_without_a_passkey_says_what_to_set(
 def test_decrypting_with_another_passkey_fails(value: str | None) -> None:
     value = value or ours()
     message = refused(lambda: decrypt(value, "another-" + PASSKEY, purpose=BOB), "another-")
-    assert "the passkey is another one, or the value is damaged" in message
+    assert "the passkey is wrong, or the value is damaged" in message
     assert "`odf encrypt --dataset bobin`" in message
 
 

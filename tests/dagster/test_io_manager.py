@@ -447,7 +447,7 @@ def test_a_zombie_publishes_nothing(
 
     ran = run(maker(), "1")
 
-    assert ran.reason.startswith("LOST: Chunk '1' of 'loadbob' was taken over")
+    assert ran.reason.startswith("LOST: Chunk '1' of 'loadbob' was claimed by another worker")
     assert len(folders.read_frame(str(tmp_path / "bobout" / "dataid=1"), "parquet")) == 1
     assert status(store, "bobout", "1", "loadbob") == "READY"
     assert list((tmp_path / "bobout").iterdir()) == [tmp_path / "bobout" / "dataid=1"]

@@ -340,7 +340,7 @@ def test_a_claim_recovered_by_another_worker_ends_the_run_in_one_line(
         "daily.clean": "success",
         "daily.total": "failure",
     }
-    assert "was taken over" in ran.reason
+    assert "was claimed by another worker" in ran.reason
     assert "launch the whole partition" in ran.reason
     assert status(line.store, "sales", ONE, "daily") == "RESUBMIT"
     assert line.left() == []

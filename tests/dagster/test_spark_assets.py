@@ -418,7 +418,7 @@ def test_a_chunk_recovered_by_another_worker_is_lost_alone(
     ran = run(spark_job(taken_over, **how))
 
     assert ran.counts == {"made": 5, "skipped": 0, "refused": 0, "failed": 0, "lost": 1}
-    assert "2: Chunk '2' of 'double' was taken over" in ran.reason
+    assert "2: Chunk '2' of 'double' was claimed by another worker" in ran.reason
     assert line.status("doubled", "2", "double") == "RUNNING"
     assert not (line.folder / "doubled" / "dataid=2").exists()
     assert line.left() == []

@@ -465,7 +465,7 @@ def test_a_zombie_publishes_nothing(
 
     ran = run(writer(lambda df: df), "1")
 
-    assert ran.reason.startswith("LOST: Chunk '1' of 'loadbob' was taken over")
+    assert ran.reason.startswith("LOST: Chunk '1' of 'loadbob' was claimed by another worker")
     assert spark.read.parquet(str(tmp_path / "bobout" / "dataid=1")).count() == 2
     assert [each.name for each in (tmp_path / "bobout").iterdir()] == ["dataid=1"]
     check(store)

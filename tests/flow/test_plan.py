@@ -213,7 +213,7 @@ def test_a_job_that_runs_is_neither_removed_nor_linked_anew(store: Store) -> Non
     before = registrations(store)
     for flow in (shop(jobs=[]), shop(jobs=[job(inputs=["other"])])):
         assert "1 chunk is running: apply refuses until then" in effects(store, flow)["check"]
-        with pytest.raises(Refused, match="'check' is running on 1 chunks") as error:
+        with pytest.raises(Refused, match="'check' is running on 1 chunk") as error:
             apply_flow(store, flow)
         assert error.value.code == "LOCKED"
         assert registrations(store) == before

@@ -121,7 +121,7 @@ def test_chunks_that_a_transaction_was_writing_before_are_not_missed(
         sql(store, "set lock_timeout = '2s'")
         register(store, "new", ["a"], ["c"])
         store.finish(take(store, "new", k=9))
-        with pytest.raises(Refused, match=r"isn't known yet: .* \(process \d+ of .*\(psql\)"):
+        with pytest.raises(Refused, match=r"aren't known yet. .* \(process \d+ of .*\(psql\)"):
             take(store, "new")
         other.commit()
     assert [claim.dataid for claim in take(store, "new", k=9)] == ["2"]

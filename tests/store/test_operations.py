@@ -135,7 +135,7 @@ def test_a_running_chunk_is_refused_with_its_holder_and_nothing_changes(load: St
     )
     assert everything(load) == before
     expire(load)
-    refused("LOCKED", lambda: operations.resubmit(load, "load", ["2"]), "lease ran out")
+    refused("LOCKED", lambda: operations.resubmit(load, "load", ["2"]), "lease has expired")
     store_finishes_once(load, claim)
 
 
