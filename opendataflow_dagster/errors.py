@@ -78,7 +78,7 @@ class Overtaken(Refused):
 
 
 class StaleClaim(Refused):
-    """The claim was taken over since: whoever holds it must change nothing more."""
+    """The claim was lost to another worker: its former owner must change nothing more."""
 
     code = "STALE_CLAIM"
 

@@ -328,7 +328,7 @@ class Stop(NamedTuple):
 
 
 LOST = "LOST"
-"""How a chunk ended that somebody else has taken over: nothing of it was settled."""
+"""How a chunk ended whose claim was lost: nothing of it was settled."""
 
 GIVEN_BACK = "GIVEN BACK"
 """How a chunk ended with which nothing was begun: others may claim it."""

@@ -28,7 +28,7 @@ TIMES = ("started", "heartbeat", "lease_end", "retry_at")
 
 
 class Reason(NamedTuple):
-    """One thing in the way, and the smallest command that removes it ('': to wait does)."""
+    """One thing in the way, and the smallest command that removes it; '' if only waiting helps."""
 
     code: str
     text: str
@@ -36,7 +36,7 @@ class Reason(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The answer to one of the five questions: yes, no, or (None) unknown; and the rows."""
+    """The answer to one of the five questions: yes, no, or None for unknown; and its rows."""
 
     question: str
     ok: bool | None
@@ -45,7 +45,7 @@ class Answer(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Whether the data of a READY chunk is in its place: None if that can't be told from here."""
+    """Whether the data of a READY chunk is in its location; None if that can't be checked here."""
 
     there: bool | None
     text: str = ""
@@ -289,7 +289,7 @@ def recorded_inputs(record: Mapping[str, Any]) -> dict[str, int | None] | None:
 
 
 def stale_line(state: State) -> str:
-    """Which inputs were replaced since a chunk was made from them; nothing if none was."""
+    """Return the inputs that were replaced since a chunk was produced from them."""
     answer = _right_data(state)
     return answer.text if answer.ok is False else ""
 
@@ -300,7 +300,7 @@ def has_inputs(state: State) -> bool:
 
 
 def five_answers(state: State) -> list[Answer]:
-    """One answer to each question, about a chunk that a job may want to claim, or has made."""
+    """Answer each question about a chunk that a job may claim or has produced."""
     return [_ready(state), _right_data(state), _location(state), _validated(state), _safe(state)]
 
 
@@ -325,7 +325,7 @@ def _consumed_line(
 def _checks_line(validated: bool | None, unknown: str = "no checks known") -> str:
     if validated is None:
         return unknown
-    return "passed its checks" if validated else "didn't pass its checks"
+    return "passed its checks" if validated else "failed its checks"
 
 
 def _ready(state: State) -> Answer:
@@ -475,7 +475,7 @@ def _safe(state: State) -> Answer:
         )
         who = f"{row.jobid}" + (f" ({owner})" if owner else "")
         if row.locktype == "IN" and row.jobid != jobid and row not in readers:
-            beside.append(f"{who} reads {row.datasetid} too, which is no hindrance")
+            beside.append(f"{who} reads {row.datasetid} too, which doesn't matter")
         else:
             does = "reads" if row.locktype == "IN" else "makes"
             until = f" until {shown(claim['lease_end'])}" if claim.get("owner") else ""

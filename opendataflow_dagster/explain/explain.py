@@ -12,21 +12,21 @@ from ..store.claims import NOTHING_CLAIMABLE, offer, offer_line
 from ..store.history import Registration
 from ..store.item_folding import fold_of
 from ..store.store import Store, flaw_of
-from ..util.text import typed
+from ..util.text import count_of, typed
 from ..util.times import from_table, shown, to_table
 from .answers import Answer, Look, Reason, State, five_answers, has_inputs, read_state, stale_line
 from .reasons import IN_A_CIRCLE, advice, hindrances
 
 REFUSALS = {
     "NOT_REGISTERED": "The job isn't registered, or writes nothing.",
-    "FOLDED": "The item is finished, and old enough that its rows have left the tables.",
-    Effect.LOCKED: "Another worker makes the chunk, or reads what the job would write.",
-    Effect.HELD: "The output has failed, or a person put it on HOLD: a person decides.",
+    "FOLDED": "The item is finished, and so old that its rows have left the tables.",
+    Effect.LOCKED: "Another worker is producing the chunk, or is reading what the job would write.",
+    Effect.HELD: "The output has FAILED, or a person put it on HOLD: a person decides.",
     Effect.ALREADY_DONE: "The output is READY.",
     Effect.DATA_NOT_READY: "An input isn't READY.",
     "PAUSED": "The job is paused until a time that its policy names.",
     "AT_CONCURRENCY": "As many chunks of the job are running as its policy allows.",
-    "INVALID_LOCATION": "The data of an input isn't where the tables say it is.",
+    "INVALID_LOCATION": "The data of an input isn't where the tables say.",
     "NOT_VALIDATED": "An input's last check has failed.",
 }
 """What stands in the way, the most telling first. A claim looks at statuses, not at places and
@@ -41,7 +41,7 @@ LookAt = Callable[[Store, State], Mapping[str, Look]]
 
 
 class Explanation(NamedTuple):
-    """Whether a claim would get the chunk (or, of a job, any chunk), and why."""
+    """Whether a claim would get the chunk (or any chunk of a job), and why."""
 
     jobid: str
     dataid: str | None
@@ -73,14 +73,12 @@ def explain(
     everything: bool = False,
     look: LookAt | None = None,
 ) -> Explanation:
-    """Answer for one chunk, or for a job as a whole; for now, or for a moment in the past.
+    """Explain one chunk, or a job as a whole, now or at a moment in the past.
 
-    Of a job of many chunks, only examples are looked at, unless `everything` is to be.
-
-    With `look` (`storage.presence.look_at`), it also says whether the chunk's data is there now. It
-    is passed in, since storage is a layer above.
-
-    Of the past, statuses, facts and what was registered are known, but not the leases of claims.
+    Of a job with many chunks, only examples are checked, unless `everything` is given. With `look`
+    (`storage.presence.look_at`), the answer also says whether the chunk's data exists now; it is an
+    argument because storage is a layer above. Of the past, statuses, facts and registrations are
+    known, but not leases.
     """
     check_id("jobid", jobid)
     if dataid is not None:
@@ -92,7 +90,7 @@ def explain(
 
 
 class Staleness(NamedTuple):
-    """Which inputs were replaced since a chunk was made, if any; and whether it can be made now."""
+    """The inputs that were replaced since a chunk was produced, and whether it can run now."""
 
     line: str
     may_be_made: bool
@@ -120,7 +118,7 @@ def explain_chunk(
         return unregistered(store, state.plan, dataid, at)
 
     if at is None and (fold := fold_of(store, jobid, dataid)):
-        text = f"{dataid!r} lies within what was folded: {fold}; no row tells of a single one"
+        text = f"{dataid!r} is among the folded items: {fold}; no row is left of a single one"
         return Explanation(jobid, dataid, at, False, [Reason("FOLDED", text)], [], [], {})
 
     if look:
@@ -179,7 +177,10 @@ def dial_reasons(
         else:
             [(live, owner)] = store.db.run("why.live", jobid=jobid)
         if live >= concurrency:
-            text = f"{jobid!r} may run {concurrency} chunks at once, and {live} are running"
+            text = (
+                f"{jobid!r} may run {count_of(concurrency, 'chunk')} at once, and {live} "
+                f"{'is' if live == 1 else 'are'} running"
+            )
             text += f": {owner} holds one" if owner else ""
             action = f"odf policy {typed(jobid)} concurrency={live + 1}"
             reasons.append(Reason("AT_CONCURRENCY", text, action))
@@ -198,11 +199,11 @@ def notes_of(store: Store, at: datetime | None) -> list[str]:
     notes = ["The leases of the past aren't kept."]
     since = from_table(store, next((since for (since,) in store.db.run("why.since")), None))
     if since is None or since > at:
-        notes.append(f"History begins at {shown(since)}: nothing is known of the time before.")
+        notes.append(f"History begins at {shown(since)}: nothing is known before that.")
     if since := Registration(store, at).unknown_until():
         notes.append(
-            f"What was registered is known since {shown(since)}: of the time before, what was "
-            "there then is told."
+            f"Registrations are recorded since {shown(since)}: for the time before, those "
+            "of that moment are shown."
         )
     return notes
 
@@ -215,7 +216,7 @@ EXAMPLE_CHUNKS = 3
 
 
 HINDERING = tuple(code for code in BLOCKING if code != "ALREADY_DONE")
-"""What keeps chunks back, also while others of the job may run."""
+"""What keeps chunks back, even while others of the job may run."""
 
 MAX_JUDGED_ROWS = 100_000
 """Rows of a job's datasets above which its chunks are judged only if all are asked for."""
@@ -301,9 +302,9 @@ def _judge_queue(store: Store, plan: Plan, at: datetime | None, everything: bool
             firsts.setdefault(code, []).append(dataid)
     elif at is not None:
         raise WrongUse(
-            f"{plan.jobid!r} has more than {MAX_JUDGED_ROWS:,} chunks, and what each was at that "
-            f"time takes long to tell. Name a chunk: "
-            f"`odf why {typed(plan.jobid)} DATAID --at TIME`, or use --all."
+            f"{plan.jobid!r} has more than {MAX_JUDGED_ROWS:,} chunks, so their state at "
+            f"that time takes long to compute. Name a chunk: `odf why {typed(plan.jobid)} "
+            "DATAID --at TIME`, or use --all."
         )
     if at is not None:
         return _Queue(counts, firsts, next(iter(firsts.get("", [])), None), [])
@@ -314,8 +315,8 @@ def _judge_queue(store: Store, plan: Plan, at: datetime | None, everything: bool
     notes = []
     if not is_judged:
         notes.append(
-            f"{plan.jobid!r} has more than {MAX_JUDGED_ROWS:,} chunks: those that can't run aren't "
-            f"counted. `odf why {typed(plan.jobid)} --all` does."
+            f"{plan.jobid!r} has more than {MAX_JUDGED_ROWS:,} chunks, so those that can't "
+            f"run aren't counted. To count them: odf why {typed(plan.jobid)} --all"
         )
         for (dataid,) in store.db.run("why.examples", jobid=plan.jobid, few=EXAMPLE_CHUNKS):
             code = explain_chunk(store, plan.jobid, dataid, None).code
@@ -327,10 +328,10 @@ def _judge_queue(store: Store, plan: Plan, at: datetime | None, everything: bool
 
 
 def _unfilled_queue(store: Store, jobid: str, judged: int, queued: int) -> str:
-    mending = "run `odf init` to mend it."
+    mending = "to repair it, run `odf init`."
     if store.db.run("fill.queued", jobid=jobid):
-        mending = "it is still being filled, by idle workers and `odf recover`."
-    return f"{judged} chunks could run, but the queue has {queued}: {mending}"
+        mending = "idle workers and `odf recover` are still filling it."
+    return f"{count_of(judged, 'chunk')} could run, but the queue has {queued}: {mending}"
 
 
 def _blocked_reasons(store: Store, jobid: str, at: datetime | None, queue: _Queue) -> list[Reason]:
@@ -385,24 +386,24 @@ def _nothing_yet(
     if not plan.reads:
         return Reason(
             "DATA_NOT_READY",
-            f"{plan.jobid!r} reads nothing, and no row says which chunks there are",
+            f"{plan.jobid!r} reads nothing, and no row says which chunks it has",
             f"odf hold {typed(plan.jobid)} DATAID && odf release {typed(plan.jobid)} DATAID",
         )
     datasetid = plan.reads[0]
     text, ready = f"No chunk of {datasetid!r} is known yet", f"odf ready {typed(datasetid)} DATAID"
     makers = Registration(store, at).producers(datasetid)
     if not makers:
-        text += ", and no job is registered that makes it"
+        text += ", and no registered job produces it"
         return Reason("DATA_NOT_READY", text, ready)
     maker = next((jobid for jobid in makers if jobid not in consumers), None)
     if maker is None:
-        text += f", and {makers[0]!r}, which makes it, waits for this in turn"
+        text += f", and {makers[0]!r}, which produces it, waits for this job in turn"
         return Reason("DATA_NOT_READY", text, ready)
     above = explain_job(store, maker, at, consumers=consumers)
     if above.may_run:
-        text += f": {maker!r} makes it, and may run"
+        text += f": {maker!r} produces it, and may run"
         return Reason("DATA_NOT_READY", text, f"odf run --job {typed(maker)} SCRIPT")
-    text += f": {maker!r} makes it, and may not run: {above.reasons[0].text}"
+    text += f": {maker!r} produces it, and may not run: {above.reasons[0].text}"
     return Reason("DATA_NOT_READY", text, above.action)
 
 
@@ -414,7 +415,7 @@ RECENT_CHUNKS = 10
 
 BLOCKED = {
     Effect.HELD: "FAILED or on HOLD",
-    Effect.LOCKED: "being made or read",
+    Effect.LOCKED: "running or being read",
     Effect.DATA_NOT_READY: "waiting for inputs",
     "": "not in the queue",
 }
@@ -422,12 +423,12 @@ BLOCKED = {
 
 
 def why_nothing(store: Store, jobid: str) -> str:
-    """Why a job has nothing to claim, in a few words: all is done, or what blocks how many chunks.
+    """Say in a few words why a job has nothing to claim: all is done, or what blocks its chunks.
 
-    It costs the same with any number of chunks.
+    The cost doesn't depend on the number of chunks.
     """
     found = offer(store, jobid)
-    more = f"`odf why {typed(jobid)}` tells more"
+    more = f"details: `odf why {typed(jobid)}`"
     if found.obstacle not in ("", NOTHING_CLAIMABLE):
         return f"{found.obstacle}; {more}"
     if not found.obstacle:
@@ -437,13 +438,16 @@ def why_nothing(store: Store, jobid: str) -> str:
     parts = [f"{counts[code]} {words}" for code, words in BLOCKED.items() if counts[code]]
     if parts:
         parts += [f"{done} done"] if done else []
-        looked = "" if is_whole else f", of the {counts.total()} chunks that were looked at"
+        looked = "" if is_whole else f", of the {count_of(counts.total(), 'chunk')} checked"
         return f"blocked: {', '.join(parts)}{looked}; {more}"
     if not done:
         return f"{'no chunk is known yet' if is_whole else 'no chunk changed lately'}; {more}"
     if not is_whole:
-        return f"the {done} chunks that changed last are done; `odf status {typed(jobid)}` has all"
-    return f"all done ({done} chunk{'s' * (done > 1)})"
+        return (
+            f"the {count_of(done, 'chunk')} that changed last are done; all of them: `odf "
+            f"status {typed(jobid)}`"
+        )
+    return f"all done ({count_of(done, 'chunk')})"
 
 
 def _codes(store: Store, jobid: str) -> tuple[Counter[str], bool]:

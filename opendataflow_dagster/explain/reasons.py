@@ -52,7 +52,7 @@ def _output_reasons(state: State) -> Iterator[Reason]:
                 if found != Effect.ALREADY_DONE:
                     text += _because(row)
                     retry_at = state.claims.get(row.jobid, {}).get("retry_at")
-                    text += f"; it will be tried again at {shown(retry_at)}" if retry_at else ""
+                    text += f"; a retry is due at {shown(retry_at)}" if retry_at else ""
                 verb = "release" if read_status(row.status) == HOLD else "resubmit"
                 yield Reason(found, text, f"odf {verb} {typed(row.jobid, dataid)}")
         for row in state.readers_of(datasetid):
@@ -86,7 +86,9 @@ def _own_input_reasons(state: State) -> Iterator[Reason]:
             elif found in BLOCKING and row.locktype != "IN":
                 yield _own_product(state, row)
             elif found == Effect.LOCKED:
-                text = f"{jobid!r} has an IN lock on {datasetid!r} {since}, and no output RUNNING"
+                text = (
+                    f"{jobid!r} has an IN lock on {datasetid!r} {since}, but no output is RUNNING"
+                )
                 yield Reason(found, text, forget)
             elif found in BLOCKING:
                 text = f"the IN row of {jobid!r} on {datasetid!r} is {row.status} {since}"
@@ -98,7 +100,7 @@ def _own_product(state: State, row: Row) -> Reason:
     if row.status == RUNNING:
         return _locked(state, row)
     jobid, dataid = state.plan.jobid, state.dataid
-    text = f"{jobid!r} has itself made {row.datasetid!r}, which it now reads: one row can't be both"
+    text = f"{jobid!r} produced {row.datasetid!r} itself, and now reads it: one row can't be both"
     action = f"odf delete-run {typed(jobid, dataid)}"
     if row.status == READY and not any(
         other.jobid == "external" for other in state.outputs_of(row.datasetid)
@@ -118,7 +120,7 @@ def _input_reasons(
     if datasetid == "today":
         if dataid != state.today:
             yield Reason(
-                "DATA_NOT_READY", f"'today' is {state.today}, and this job runs on it only"
+                "DATA_NOT_READY", f"'today' is {state.today}, and this job runs only on that date"
             )
         return
     rows = state.outputs_of(datasetid)
@@ -148,19 +150,19 @@ def _input_reasons(
     text = f"{datasetid!r} {there}"
     producers = state.producers.get(datasetid, [])
     if not producers:
-        text += ", and no job is registered that makes it"
+        text += ", and no registered job produces it"
         yield Reason("DATA_NOT_READY", text, f"odf ready {typed(datasetid, dataid)}")
         return
     producer = next((row.jobid for row in rows if row.jobid in producers), producers[0])
     hindrance = above(producer)
     if hindrance is None:
-        text += f": {producer!r} makes it, and may run"
+        text += f": {producer!r} produces it, and may run"
         yield Reason("DATA_NOT_READY", text, f"odf run --job {typed(producer)} SCRIPT")
     elif hindrance.code == IN_A_CIRCLE:
-        text += f", and {producer!r}, which makes it, waits for this in turn"
+        text += f", and {producer!r}, which produces it, waits for this job in turn"
         yield Reason("DATA_NOT_READY", text, f"odf ready {typed(datasetid, dataid)}")
     else:
-        text += f": {producer!r} makes it, and may not run: {hindrance.text}"
+        text += f": {producer!r} produces it, and may not run: {hindrance.text}"
         yield Reason("DATA_NOT_READY", text, hindrance.action)
 
 
@@ -181,7 +183,7 @@ def _locked(state: State, row: Row) -> Reason:
     if state.at:
         return Reason("LOCKED", text + (f", by {row.who}" if row.who else ""))
     if not claim.get("owner"):
-        text += ", without a claim of ours: if that program is gone, it stays so by itself"
+        text += ", without a claim of ours: if that program is gone, the chunk stays RUNNING"
         return Reason(
             "LOCKED", text, f"odf recover --job {typed(row.jobid)} --older-than {ABANDONED_AGE}"
         )
@@ -192,7 +194,7 @@ def _locked(state: State, row: Row) -> Reason:
         return Reason("LOCKED", text, f"odf recover --job {typed(row.jobid)}")
     text += f", with a lease until {shown(lease_end)}"
     if state.now and _is_ahead(claim, state.now.timestamp()):
-        text += ", as a wrong clock leaves it: if that program is gone, end its claim"
+        text += ", because of a wrong clock: if that program is gone, end its claim"
         this = f"{typed(row.jobid, state.dataid)} RESUBMIT --generation {claim['generation']}"
         return Reason("LOCKED", text, f"odf end {this}")
     return Reason("LOCKED", text)
@@ -231,7 +233,7 @@ def _location_reasons(state: State) -> Iterator[Reason]:
 def _validation_reasons(state: State) -> Iterator[Reason]:
     for row, fact in state.inputs():
         if fact.get("validated") in (False, 0):
-            text = f"{row.datasetid!r} by {row.jobid!r} didn't pass its checks"
+            text = f"{row.datasetid!r} by {row.jobid!r} failed its checks"
             text += f": {fact['checks']}" if fact.get("checks") else ""
             yield Reason("NOT_VALIDATED", text, f"odf resubmit {typed(row.jobid, state.dataid)}")
 

@@ -235,8 +235,9 @@ def refuse_stale(plan: FlowPlan, expected: str | None) -> None:
     if expected is None or plan.hash == expected:
         return
     raise Refused(
-        f"The plan {expected[:40]!r} isn't what would be done now: the flow, the tables or the "
-        f"options have changed since. Nothing was changed. Run `odf plan`; now it is {plan.hash}.",
+        f"Plan {expected[:40]!r} is out of date: the flow, the tables or the options "
+        "have changed since. Nothing was changed. Run `odf plan`; the plan is now "
+        f"{plan.hash}.",
         code="STALE_PLAN",
     )
 
@@ -259,8 +260,8 @@ def _refuse_conflicts(plan: FlowPlan) -> None:
     first = plan.conflicts[0]
     more = f", and {len(plan.conflicts) - 1} more" if len(plan.conflicts) > 1 else ""
     raise Refused(
-        f"{first.kind.capitalize()} {first.name!r} can't be applied{more}: {first.conflict}. "
-        "Nothing was changed. `odf plan` shows the differences.",
+        f"{first.kind.capitalize()} {first.name!r} can't be applied{more}: "
+        f"{first.conflict}. Nothing was changed. For the differences, run: odf plan",
         code="CONFLICT" if first.may_adopt else "IN_USE",
     )
 
@@ -384,7 +385,7 @@ def _values(row: Columns) -> dict[str, Any]:
         if value is None:
             continue
         if name == SECRET and not is_encrypted(value):
-            raise WrongUse("Its encryptedpass isn't encrypted: `odf dataset add --password`.")
+            raise WrongUse("its encryptedpass isn't encrypted: run `odf dataset add --password`")
         if name == "options":
             found[name] = _options(value)
         else:
@@ -398,7 +399,7 @@ def _options(text: str) -> Any:
     except ValueError:
         read = None
     if not isinstance(read, dict) or not read:
-        raise WrongUse("Its options aren't an object of JSON.")
+        raise WrongUse("its options aren't a JSON object")
     return read
 
 

@@ -240,7 +240,7 @@ def _kept(flow: Flow, after: Catalog, whole: Iterable[str], recorded: set[str]) 
 
 
 def _other_name(flow: Flow, datasets: Iterable[str], name: str, kept: str) -> OtherName:
-    names = f"partitions are called {kept!r} in the tables, and {name!r} by this flow"
+    names = f"partitions have the name {kept!r} in the tables, and {name!r} in this flow"
     line = f"domain: {typed(kept)}"
     declared = {dataset.datasetid: dataset for dataset in flow.datasets}
     told = [declared[item] for item in datasets if item in declared]

@@ -36,8 +36,8 @@ class Key(NamedTuple):
 
 
 ABOUT = (
-    Key("description", TEXT, "What it is, for people. It stays in this file."),
-    Key("owners", TEXTS, "Who is responsible: e-mail addresses, or team:NAME."),
+    Key("description", TEXT, "A description for people. It isn't stored in the tables."),
+    Key("owners", TEXTS, "The owners: e-mail addresses, or team:NAME."),
     Key("tags", TEXTS_BY_NAME, "Tags, for people and for Dagster."),
 )
 
@@ -52,20 +52,20 @@ def _column_key(name: str) -> Key:
 
 
 EXPECT_KEYS = (
-    Key("exists", FLAG, "What the job was to write is in its place: a file, a folder, rows."),
+    Key("exists", FLAG, "Whether the job's output must exist: a file, a folder, rows."),
     Key(
         "rows",
         OBJECT,
-        "How many rows the chunk has.",
+        "The number of rows of the chunk.",
         (),
-        (Key("min", COUNT, "At least so many."), Key("max", COUNT, "At most so many.")),
+        (Key("min", COUNT, "The least number of rows."), Key("max", COUNT, "At most so many.")),
     ),
 )
 
 DATASET_KEYS = (
     *map(_column_key, DATASET_COLUMNS),
     PASSWORD,
-    Key("expect", OBJECT, "What is asked of each chunk before it is READY.", (), EXPECT_KEYS),
+    Key("expect", OBJECT, "Checks of each chunk before it becomes READY.", (), EXPECT_KEYS),
     *ABOUT,
 )
 
@@ -82,22 +82,22 @@ ENGINES = ("spark", "local")
 RUNS_IN = ("work", "dagster", "cron")
 
 JOB_KEYS = (
-    Key("in", TEXTS, "The datasets that it reads; `today` stands for the current date."),
-    Key("out", TEXTS, "The datasets that it writes."),
-    Key("run", TEXT, "The script that makes a chunk, and its arguments. Relative to this file."),
-    Key("python", TEXT, "The Python function that makes a chunk: FILE.py:FUNCTION."),
-    Key("spark", TEXT, "The function of DataFrames that makes chunks: FILE.py:FUNCTION."),
+    Key("in", TEXTS, "The datasets that the job reads; `today` stands for the current date."),
+    Key("out", TEXTS, "The datasets that the job writes."),
+    Key("run", TEXT, "The script that produces a chunk, and its arguments. Relative to this file."),
+    Key("python", TEXT, "The Python function that produces a chunk: FILE.py:FUNCTION."),
+    Key("spark", TEXT, "The Spark function that produces chunks: FILE.py:FUNCTION."),
     Key("pipeline", TEXT, "The folder of the project whose pipeline has the job's name."),
-    Key("engine", TEXT, "What runs its pipeline; else what project.yml says.", ENGINES),
+    Key("engine", TEXT, "What runs its pipeline. Default: what project.yml says.", ENGINES),
     Key(
         "policy",
         OBJECT,
-        "The dials that this file sets; others are turned by hand.",
+        "The dials that this file sets; other dials are set by hand.",
         (),
         POLICY_KEYS,
     ),
-    Key("environment", TEXTS_BY_NAME, "Variables that the script gets."),
-    Key("runs_in", TEXT, "Who starts it.", RUNS_IN),
+    Key("environment", TEXTS_BY_NAME, "Environment variables for the script."),
+    Key("runs_in", TEXT, "Who starts the job.", RUNS_IN),
     *ABOUT,
 )
 
@@ -107,21 +107,27 @@ TARGET_KEYS = (
     Key("user", TEXT, "The database user."),
     Key("schema", TEXT, "The PostgreSQL schema of the tables."),
     Key("encrypted", TEXT, "The user's password as `odf encrypt` printed it."),
-    Key("timezone", TEXT, "Whose date `today` is."),
+    Key("timezone", TEXT, "The time zone of the date `today`."),
 )
 
 FLOW_KEYS = (
-    Key("flow", TEXT, "The flow's name: what it registers carries it.", is_required=True),
-    Key("targets", OBJECTS_BY_NAME, "The databases that this flow is applied to.", (), TARGET_KEYS),
+    Key("flow", TEXT, "The flow's name: its registrations carry it.", is_required=True),
+    Key(
+        "targets",
+        OBJECTS_BY_NAME,
+        "The databases that this flow can be applied to.",
+        (),
+        TARGET_KEYS,
+    ),
     Key(
         "defaults",
         OBJECT,
-        "What every job has that doesn't say otherwise.",
+        "Defaults for every job.",
         (),
         (Key("policy", OBJECT, "Dials of every job.", (), POLICY_KEYS),),
     ),
-    Key("datasets", OBJECTS_BY_NAME, "Data with a place, by id.", (), DATASET_KEYS),
-    Key("jobs", OBJECTS_BY_NAME, "What reads and writes datasets, by id.", (), JOB_KEYS),
+    Key("datasets", OBJECTS_BY_NAME, "The datasets by id: data with a location.", (), DATASET_KEYS),
+    Key("jobs", OBJECTS_BY_NAME, "The jobs by id: what reads and writes datasets.", (), JOB_KEYS),
 )
 
 SECONDS_PATTERN = r"^([0-9]+(\.[0-9]+)?[smhdw]?)+$"
@@ -167,11 +173,13 @@ def read_file(path: str | os.PathLike[str] = FILE) -> FlowFile:
             content = file.read()
     except FileNotFoundError:
         raise FlowError(
-            f"There is no {path}. Write it, name another file with --file, or make one of what is "
-            f"registered: odf export > {FILE}"
+            f"There is no {path}. Write one, name another file with --file, or create one "
+            f"from what is registered: odf export > {FILE}"
         ) from None
     except OSError as error:
-        raise FlowError(f"{path} can't be read: {error.strerror}. Correct that.") from None
+        raise FlowError(
+            f"{path} can't be read: {error.strerror}. Correct its permissions."
+        ) from None
     return parse_file(content, path)
 
 
@@ -201,8 +209,8 @@ def _refuse_deep(events: Iterator[Any], name: str) -> None:
         depth -= kind in ("MappingEndEvent", "SequenceEndEvent")
         if depth > _DEEPEST:
             raise FlowError(
-                f"{name}:{event.start_mark.line + 1} is nested more than {_DEEPEST} levels deep. "
-                "Correct it."
+                f"{name}:{event.start_mark.line + 1} is nested more than {_DEEPEST} levels "
+                "deep. Correct it."
             )
 
 
@@ -217,10 +225,10 @@ class _FlowReader:
 
     def file(self, node: Any, path: str) -> FlowFile:
         if node is None or node.id != "mapping":
-            raise self._wrong(node, "must have the keys flow, datasets and jobs")
+            raise self._wrong(node, "must be an object with the keys flow, datasets and jobs")
         nodes = self._known(node, FLOW_KEYS, "the flow")
         if "flow" not in nodes:
-            raise self._wrong(node, "needs a name that its registrations carry: flow: NAME")
+            raise self._wrong(node, "needs a name for its registrations: flow: NAME")
         keys = {key.name: key.keys for key in FLOW_KEYS}
         defaults = self._object(nodes.get("defaults"), keys["defaults"], "defaults")
         name = self._text(nodes["flow"], "flow")
@@ -253,7 +261,7 @@ class _FlowReader:
             return {}
         if node.id != "mapping":
             known = ", ".join(key.name for key in keys)
-            raise self._wrong(node, f"{what} must have keys, of {known}")
+            raise self._wrong(node, f"{what} must be an object with keys of {known}")
         kinds = {key.name: key for key in keys}
         return {
             name: self._value(value, kinds[name], what)
@@ -346,7 +354,7 @@ class _FlowReader:
         for key, _ in self._pairs(node):
             if key.value in lines:
                 raise self._wrong(
-                    key, f"{self._cut(key.value)} stands here and in line {lines[key.value]}"
+                    key, f"{self._cut(key.value)} is given here and in line {lines[key.value]}"
                 )
             lines[key.value] = key.start_mark.line + 1
         merged: dict[str, tuple[str, Any, Any]] = {}

@@ -97,14 +97,14 @@ class Dataset:
         _set_tuples(self, "owners")
         if self.password is not None and not _is_reference(self.password):
             raise FlowError(
-                f"The password of dataset {self.datasetid!r} is written out, where everybody would "
-                "see it. Write password: ${NAME} and set that variable, or encryptedpass: with "
-                f"what `odf encrypt --dataset {typed(self.datasetid)}` prints.",
+                f"The password of dataset {self.datasetid!r} is in the file, where everyone can "
+                "read it. Write password: ${NAME} and set that variable, or encryptedpass: "
+                f"with the output of `odf encrypt --dataset {typed(self.datasetid)}`.",
                 key="password",
             )
         if self.password and self.encryptedpass:
             raise FlowError(
-                f"Dataset {self.datasetid!r} has a password and an encryptedpass. Leave one out.",
+                f"Dataset {self.datasetid!r} has both password and encryptedpass. Remove one.",
                 key="password",
             )
         _refuse_wrong_row(self.datasetid, self.raw_columns())
@@ -186,18 +186,18 @@ class Job:
         given = [name for name in RUNNERS if getattr(self, name) is not None]
         if len(given) > 1:
             raise FlowError(
-                f"Job {self.jobid!r} has both {given[0]} and {given[1]}. Leave one out.",
+                f"Job {self.jobid!r} has both {given[0]} and {given[1]}. Remove one.",
                 key=given[1],
             )
         for key, choices in (("runs_in", RUNS_IN), ("engine", ENGINES)):
             if (value := getattr(self, key)) not in (None, *choices):
                 raise FlowError(
-                    f"{key} of job {self.jobid!r} is {value!r}. Choose from {', '.join(choices)}.",
+                    f"{key} of job {self.jobid!r} is {value!r}. Use one of {', '.join(choices)}.",
                     key=key,
                 )
         if self.engine and self.pipeline is None:
             raise FlowError(
-                f"engine of job {self.jobid!r} is for a pipeline, and it has none. Leave it out.",
+                f"Job {self.jobid!r} has an engine but no pipeline. Remove engine.",
                 key="engine",
             )
         self._refuse_wrong_runner()
@@ -216,8 +216,8 @@ class Job:
         check_id("jobid", self.jobid)
         if not self.outputs:
             raise FlowError(
-                f"Job {self.jobid!r} writes no dataset, so nothing could tell which chunks it has "
-                "done. Give it an output: out: [DATASET]."
+                f"Job {self.jobid!r} has no output, so nothing could record which chunks it has "
+                "done. Give it one: out: [DATASET]."
             )
         check_links(self.jobid, {(item[0], item[1]) for item in self.items if item[1]})
 
@@ -226,7 +226,7 @@ class Job:
             value = getattr(self, name)
             check_text(f"value of {name}", value)
             if value is not None and not value.strip():
-                raise FlowError(f"{name} of job {self.jobid!r} is empty. Leave it out.", key=name)
+                raise FlowError(f"{name} of job {self.jobid!r} is empty. Remove it.", key=name)
             if name in ("python", "spark") and value and not re.fullmatch(r"[^:]+:\w+", value):
                 raise FlowError(
                     f"{name} of job {self.jobid!r} is {value!r}. Write FILE.py:FUNCTION.", key=name
@@ -237,8 +237,8 @@ class Job:
             is_command = False
         if not is_command:
             raise FlowError(
-                f"run of job {self.jobid!r} isn't a command: a quote isn't closed, or there is "
-                "nothing but a comment. Correct it.",
+                f"run of job {self.jobid!r} isn't a command: a quote isn't closed, or it is "
+                "only a comment. Correct it.",
                 key="run",
             )
 
@@ -280,8 +280,8 @@ class Flow:
             self._refuse_unasked(dataset)
         if circle := circle_of_jobs(links):
             raise FlowError(
-                f"These would wait for each other for ever: {circle}. "
-                "Let one of the jobs write another dataset."
+                f"These would wait for each other for ever: {circle}. Use another dataset as "
+                "the output of one of the jobs."
             )
 
     @classmethod
@@ -328,8 +328,8 @@ class Flow:
         if why:
             where = f"{dataset.where}: " if dataset.where else ""
             raise FlowError(
-                f"{where}Dataset {dataset.datasetid!r} has expect, and {why}: nobody would ask. "
-                "Leave expect out.",
+                f"{where}Dataset {dataset.datasetid!r} has expect, and {why}, so nothing would "
+                "check it. Remove expect.",
                 key="expect",
             )
 
@@ -373,14 +373,14 @@ def check_policy(whose: str, policy: Mapping[str, str]) -> None:
     """Refuse dials, or values of them, that a flow can't set."""
     for dial, value in policy.items():
         if dial not in DIALS:
-            like = did_you_mean(dial, DIALS) or f". Choose from {', '.join(DIALS)}."
+            like = did_you_mean(dial, DIALS) or f". The dials are {', '.join(DIALS)}."
             raise FlowError(f"There is no dial {dial!r} for {whose}{like}", key="policy")
         if DIALS[dial].unit != "time":
             dial_value(dial, value.strip())
         elif value.strip().startswith("+"):
             raise FlowError(
-                f"{dial} of {whose} is {value!r}: each apply would move it. Write a time such as "
-                "2026-03-01T14:30Z, forever, or none.",
+                f"{dial} of {whose} is {value!r}: each apply would move it. Write a time such "
+                "as 2026-03-01T14:30Z, forever, or none.",
                 key="policy",
             )
 
@@ -410,8 +410,8 @@ def _refuse_wrong_row(datasetid: str, row: Mapping[str, str | None]) -> None:
     for name in ("hostname", "database"):
         if has_password(row[name] or ""):
             raise FlowError(
-                f"The {name} of dataset {datasetid!r} has a password in its URL, where everybody "
-                "would see it. Leave it out, and write password: ${NAME}.",
+                f"The {name} of dataset {datasetid!r} has a password in its URL, where everyone "
+                "can read it. Remove it, and write password: ${NAME}.",
                 key=name,
             )
     for name, value in row.items():
@@ -432,7 +432,7 @@ def _fault_of_expect(expect: Mapping[str, Any], place: str | None) -> str:
     rows = expect.get("rows", {"min": 0}) if isinstance(expect, Mapping) else {}
     for found, names in ((expect, ("exists", "rows")), (rows, ("min", "max"))):
         if not isinstance(found, Mapping) or not {*found} <= {*names}:
-            return f"is {expect!r}. Choose from exists: true and rows: {{min: N, max: N}}"
+            return f"is {expect!r}. Write exists: true or rows: {{min: N, max: N}}"
     if not rows or any(type(count) is not int or count < 0 for count in rows.values()):
         return "needs a min or a max of rows, a number from 0"
     if rows.get("min", 0) > rows.get("max", math.inf):
@@ -440,7 +440,7 @@ def _fault_of_expect(expect: Mapping[str, Any], place: str | None) -> str:
     if expect.get("exists", True) is not True:
         return "has exists, which must be true, or be left out"
     if "exists" in expect and place is None:
-        return "has exists, but the dataset has no place. Give it one, such as hostname: /FOLDER"
+        return "has exists, but the dataset has no location. Give it one, such as hostname: /FOLDER"
     return ""
 
 
@@ -458,7 +458,7 @@ def _set_tuples(item: object, *names: str) -> None:
 def _refuse_twice(kind: str, names: list[str]) -> None:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise FlowError(f"Two {kind}s are called {twice!r}. Give one another name.")
+        raise FlowError(f"Two {kind}s have the name {twice!r}. Rename one.")
 
 
 def _refuse_wrong_target(name: str, target: Mapping[str, str]) -> None:
@@ -470,8 +470,9 @@ def _refuse_wrong_target(name: str, target: Mapping[str, str]) -> None:
         check_text(f"{key} of target {name!r}", value)
     if has_password(target.get("url", "")):
         raise FlowError(
-            f"The url of target {printable(name)!r} has a password, where everybody would see it. "
-            "Leave it out, and write encrypted: with what `odf encrypt` prints, or url: ${NAME}.",
+            f"The url of target {printable(name)!r} has a password, where everyone can read "
+            "it. Remove it, and write encrypted: with the output of `odf encrypt`, or url: "
+            "${NAME}.",
             key="targets",
         )
     if ("properties" in target) == ("url" in target):
@@ -536,8 +537,8 @@ def refuse_without_flow(target: str) -> None:
     """Refuse a target where no flow.yml says which tables it has."""
     if not os.path.isfile(FILE):
         raise FlowError(
-            f"There is no {FILE} in this folder, so nothing says which tables the target "
-            f"{target!r} has. Go to the folder of the flow, or unset {VARIABLE}."
+            f"There is no {FILE} in this folder, so the tables of target {target!r} aren't "
+            f"known. Go to the folder of the flow, or unset {VARIABLE}."
         )
 
 
@@ -546,7 +547,9 @@ def _variables(flow: Flow, target: str, environ: Mapping[str, str]) -> dict[str,
     if target not in flow.targets:
         known = ", ".join(flow.targets) or "none"
         like = did_you_mean(target, flow.targets) or "."
-        raise FlowError(f"{flow.file or flow.name} has no target {target!r}{like} It has: {known}.")
+        raise FlowError(
+            f"{flow.file or flow.name} has no target {target!r}{like} Its targets: {known}."
+        )
     given = {key: expand(value, environ) for key, value in flow.targets[target].items()}
     path = os.devnull
     if "properties" in given:
@@ -558,7 +561,7 @@ def _variables(flow: Flow, target: str, environ: Mapping[str, str]) -> dict[str,
 
 def _refuse_both(target: str, config: str | None) -> None:
     if config is not None:
-        raise WrongUse(f"--config and the target {target!r} both name tables. Leave one out.")
+        raise WrongUse(f"--config and the target {target!r} both name tables. Remove one.")
 
 
 def open_target(settings: Settings) -> tuple[Store, bool]:

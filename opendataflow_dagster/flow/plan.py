@@ -177,7 +177,7 @@ class _Comparison:
             conflict = ""
             if (others or not own) and not self._adopt:
                 whose = f"declared by {' and '.join(others)}" if others else "registered by hand"
-                conflict = f"{whose} with other values: --adopt takes it over"
+                conflict = f"{whose} with other values: --adopt adopts it"
             yield Change(CHANGE, kind, name, tuple(found), conflict, bool(conflict))
 
     def removed(self) -> Iterator[Change]:
@@ -302,8 +302,8 @@ def _refuse_circle(flow: Flow, registered: Registrations, changes: Iterable[Chan
     circle = circle_of_jobs(edges(links))
     if circle and not circle_of_jobs(edges(registered.links)):
         raise FlowError(
-            f"With what is registered, these would wait for each other for ever: {circle}. "
-            "Let one of the jobs write another dataset."
+            "Together with registered jobs, these would wait for each other for ever: "
+            f"{circle}. Use another dataset as the output of one of the jobs."
         )
 
 
@@ -410,7 +410,7 @@ class _Counter:
     def _of_removed_job(self, jobid: str) -> Iterator[str]:
         yield from self._running(jobid)
         if pending := self._pending(jobid):
-            yield f"nobody claims its {_chunks(pending, 'claimable')} any more"
+            yield f"no job can claim its {_chunks(pending, 'claimable')} any more"
         links = self._registered.links.get(jobid, frozenset())
         yield from self._orphaned(jobid, sorted(item for kind, item in links if kind == "OUT"))
 

@@ -162,7 +162,7 @@ class _Crew(WorkerThreads):
         if self.interrupted:
             parts.append(f"interrupted {self.interrupted}")
         if self.lost:
-            parts.append(f"taken over by others {self.lost}")
+            parts.append(f"claimed by others {self.lost}")
         if self.scripts.stopping is not None:
             parts.append("stopped by a signal")
         jobid = self.runner.jobid
@@ -266,8 +266,8 @@ class _Crew(WorkerThreads):
         parts = [
             f"{count} {what}"
             for count, what in (
-                (taken, "in other hands"),
-                (retries, "to be retried"),
+                (taken, "of other workers"),
+                (retries, "to retry"),
                 (read, "being read"),
             )
             if count

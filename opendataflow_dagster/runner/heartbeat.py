@@ -30,8 +30,8 @@ RETRY_SECONDS = 1.0
 class Pulse:
     """Renews the leases of one worker's claims, and its own row as part of a run, until the end.
 
-    It begins to count on `with`. A claim that another has taken over is in `lost` from then on. A
-    database that is away is said once for each outage: the work goes on, whose fault it isn't.
+    It starts with the `with` block. Claims that another worker has recovered are in `lost`. An
+    outage of the database is logged once; the work continues.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Pulse:
             try:
                 briefly(db, lambda: db.change("workers.end", owner=self.owner))
             except Exception as error:
-                self._say(f"The worker's row stays until its lease is over: {first_line(error)}")
+                self._say(f"The worker's row stays until its lease expires: {first_line(error)}")
 
     def hold(self, claim: Claim) -> None:
         """Keep a claim alive from now on."""
@@ -150,12 +150,12 @@ class Pulse:
             if self.store.db.trouble(error) == "gone":
                 self.store.db.drop()
             if not self._away:
-                self._say(f"The claim can't be renewed: {first_line(error)}. The work goes on")
+                self._say(f"Can't renew the claim: {first_line(error)}. The work continues")
             self._away = True
         else:
             if self._away:
                 self._back = time.monotonic()
-                self._say("The database is back, and the claim renewed")
+                self._say("The database is back, and the claim is renewed")
             self._away = False
 
     def _pause(self) -> float:
@@ -198,7 +198,7 @@ class WaitingClaims:
 
     Chunks are given back, as if they had never been claimed, when the work is to stop, when their
     job is paused or its concurrency lowered, and when the `with` ends. A chunk that somebody else
-    has taken over meanwhile is left out.
+    has claimed meanwhile is left out.
 
     Args:
         store: The tables.
@@ -245,7 +245,7 @@ class WaitingClaims:
             self._give_back(why, give_back_soon)
         except Exception as trouble:
             count = _counted(len(self._returning))
-            self._say(f"{count} given back when their leases are over: {first_line(trouble)}")
+            self._say(f"{count} will be given back when their leases expire: {first_line(trouble)}")
 
     def next(self) -> Claim | None:
         """The claim whose turn it is, which is the caller's from now on; None: none is left."""
@@ -323,7 +323,7 @@ class WaitingClaims:
         if not back:
             return
         try:
-            how(self.store, back, f"given back before it was begun: {why}")
+            how(self.store, back, f"given back before it started: {why}")
         except BaseException:
             with self._changed:
                 self._returning += back
@@ -332,6 +332,4 @@ class WaitingClaims:
 
 
 def _counted(number: int) -> str:
-    return (
-        "1 chunk that was claimed is" if number == 1 else f"{number} chunks that were claimed are"
-    )
+    return "1 claimed chunk is" if number == 1 else f"{number} claimed chunks are"

@@ -195,7 +195,7 @@ class Runner:
         *,
         stopped: bool = False,
     ) -> ChunkOutcome:
-        """Write how a script ended; a chunk that was taken over meanwhile is left alone."""
+        """Write how a script ended; a chunk whose claim was lost is left alone."""
         retry_in = None
         for line in answer.log:
             self._say(line)
@@ -282,9 +282,7 @@ class Runner:
                 # claim the chunk while the script moves its result into place.
                 files.heed(time.monotonic() + every < renewed + claim.lease)
                 if not said:
-                    self.tell(
-                        f"The claim can't be renewed: {first_line(error)}. The script goes on"
-                    )
+                    self.tell(f"Can't renew the claim: {first_line(error)}. The script continues")
                 said = True
                 if self.store.db.trouble(error) == "gone":
                     self.store.db.drop()
@@ -330,12 +328,12 @@ def run_chunks(
         except NoDatabase:
             if scripts.stopping is None:
                 raise
-            runner.tell("Stopped while it waited for a connection")
+            runner.tell("Stopped while waiting for a connection")
             return Outcome(stop_code(scripts))
         except KeyboardInterrupt:
             if scripts.stopping is None:
                 raise
-            runner.tell("Stopped at once: what was in hand is given back")
+            runner.tell("Stopped at once: unfinished chunks are given back")
             return Outcome(stop_code(scripts))
 
 
@@ -468,7 +466,7 @@ def start(
     if claim.lease != lease:
         claim = claim._replace(lease=lease)
         if store.heartbeat([claim]):
-            raise StaleClaim(f"Chunk {claim.dataid!r} of {jobid!r} was taken over. Start again.")
+            raise StaleClaim(f"Chunk {claim.dataid!r} of {jobid!r} was claimed by another worker. Start again.")
     return claim, environment.context(claim, secrets=secrets)
 
 
@@ -505,7 +503,8 @@ def end(
     """
     if status not in (READY, FAILED, RESUBMIT):
         raise WrongUse(
-            f"A chunk ends {READY}, {FAILED} or {RESUBMIT}, not {status!r}. See `odf end --help`."
+            f"The status must be {READY}, {FAILED} or {RESUBMIT}, not {status!r}. "
+            "See `odf end --help`."
         )
     rows = store.db.run("runjob.live_claim", jobid=jobid, dataid=dataid)
     if not rows and status == RESUBMIT and generation is None:
@@ -517,15 +516,15 @@ def end(
     if not rows:
         refuse_unknown_job(store, jobid)
         raise Refused(
-            f"Chunk {dataid!r} of {jobid!r} isn't claimed, so there is nothing to end. "
+            f"Chunk {dataid!r} of {jobid!r} isn't claimed, so there is nothing to settle. "
             f"Claim it with `odf start {typed(jobid)}`; see `odf history {typed(jobid)}`.",
             code="NOT_CLAIMED",
         )
     [(current, owner, attempts)] = rows
     if generation is None and not owner.startswith(EXTERNAL_OWNER):
         raise Refused(
-            f"Chunk {dataid!r} of {jobid!r} is being run by {owner}, which will end it. "
-            f"To end it all the same, add --generation {current}.",
+            f"Chunk {dataid!r} of {jobid!r} is being run by {owner}, which will settle it. "
+            f"To settle it anyway, add --generation {current}.",
             code="LOCKED",
         )
     if generation is not None:

@@ -167,7 +167,7 @@ def _find(name: str, search_path: str) -> str:
 
 
 def _refusal(path: str, error: OSError) -> CannotStart:
-    """The shell's exit code, the cause, and what to do about it."""
+    """Return the shell's exit code, the cause, and what to do about it."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         if not os.path.exists(path):
             return CannotStart(NOT_FOUND, f"{path}: not found")
@@ -370,7 +370,7 @@ class Scripts:
     def _verdict(self, script: Script, why: str) -> tuple[int, str]:
         """The code and the reason; a script that we ended never counts as a success."""
         if script.code is None:
-            return 1, "exit code unknown: something else in this process has waited for it"
+            return 1, "exit code unknown: something else in this process waited for it"
         killed_by = max(-script.code, 0)
         code = 128 + killed_by if killed_by else script.code
         if code - 128 in STOP_SIGNALS and not (why or script.terminal):

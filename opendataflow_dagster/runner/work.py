@@ -338,7 +338,7 @@ class Workshop(WorkerThreads):
                 if self.store.db.trouble(error) == "gone":
                     self.store.db.drop()
                 else:
-                    self._say_trouble(f"Lost claims can't be looked for: {first_line(error)}")
+                    self._say_trouble(f"Can't check for lost claims: {first_line(error)}")
             self._ask_for_look()
             time.sleep(NOTICE_SECONDS)
         self.store.db.drop()
@@ -365,11 +365,11 @@ class Workshop(WorkerThreads):
     def _line(self) -> str:
         """How the whole stands, for a person."""
         if self._away_since is not None:
-            return "the database is away"
+            return "the database is down"
         if self._stopping_at is not None:
             return "stopping"
         if self._draining_at is not None:
-            return "draining: what runs is finished; a second signal stops it"
+            return "draining: running scripts finish; a second signal stops them"
         return ""
 
     def _ask_for_look(self) -> None:

@@ -103,20 +103,20 @@ def located(
         return produced, packs_note(produced)
     found = find(folder.root, dataid, produced)
     if found is None:
-        text = f"{folder.datasetid!r} is READY, but there is nothing of chunk {dataid!r}"
+        text = f"{folder.datasetid!r} is READY, but chunk {dataid!r} has no data"
         raise refusal("INVALID_LOCATION", f"{text} in {folder.root}", again)
     others = alike(found, dataid)
     if len(others) > 1 and (path_of(produced or "") or produced) not in others:
         text = f"{folder.datasetid!r} has several files for chunk {dataid!r}: {', '.join(others)}"
-        raise refusal("INVALID_LOCATION", f"{text}. Move away those that aren't it")
+        raise refusal("INVALID_LOCATION", f"{text}. Move away the wrong ones")
     note = read_note(found)
     if note.get("rows") and not data_files(found):
         text = f"{folder.datasetid!r} is READY, but the files of chunk {dataid!r} are gone"
         raise refusal("INVALID_LOCATION", f"{text} from {found}", again)
     there = note.get("generation")
     if generation and there and there > generation and not is_foreign(note, store):
-        text = f"{found} is of generation {there}, and the tables tell of {generation}"
-        raise refusal("DATA_NOT_READY", f"{text}: it was published and not settled", again)
+        text = f"{found} is of generation {there}, but the tables say {generation}"
+        raise refusal("DATA_NOT_READY", f"{text}: it was published but not settled", again)
     return found, note
 
 
@@ -180,7 +180,7 @@ def read_chunk(
     if gone:
         raise gone
     raise refusal(
-        "DATA_NOT_READY", f"{datasetid!r} was made anew each of {TRIES} times that it was read"
+        "DATA_NOT_READY", f"{datasetid!r} was replaced each of the {TRIES} times that it was read"
     )
 
 
@@ -361,8 +361,8 @@ def read(found: Reading, target: Any, kind: str = "pandas") -> Any:
             raise _spark_only(target, "read")
         if kind == "bytes":
             raise Refused(
-                f"{found.datasetid!r} is a table, so a chunk of it isn't bytes. Annotate the input "
-                "as pandas.DataFrame.",
+                f"{found.datasetid!r} is a table, so a chunk of it isn't bytes. Annotate the "
+                "input as pandas.DataFrame.",
                 code="INVALID_LOCATION",
             )
         frame = Rows(target, found.dataid, found.bounds, found.password).read()
@@ -388,8 +388,9 @@ def _packed(location: str, note: Mapping[str, Any], kind: str) -> Any:
     """The same of a chunk that lies in one file with others."""
     if kind not in ("pandas", "arrow"):
         raise Refused(
-            f"The chunk is packed with others into {packed_source(location)[0]}, so it is no file "
-            "of its own. Annotate the input as a DataFrame, or as pyarrow.Table.",
+            f"The chunk is packed with others into {packed_source(location)[0]}, so it "
+            "isn't a file of its own. Annotate the input as a DataFrame, or as "
+            "pyarrow.Table.",
             code="INVALID_LOCATION",
         )
     if isinstance(schema := note.get("schema"), dict):
@@ -410,7 +411,7 @@ def _spark_only(target: Folder | ObjectStore | Table, how: str) -> Refused:
     where = "an object store" if isinstance(target, ObjectStore) else f"the format {kind!r}"
     what = "Return" if how == "written" else "Annotate the input as"
     return Refused(
-        f"{target.datasetid!r} is in {where}, which is {how} by Spark only. {what} a DataFrame of "
-        "Spark.",
+        f"{target.datasetid!r} is in {where}, which is {how} only by Spark. {what} a Spark "
+        "DataFrame.",
         code="INVALID_LOCATION",
     )

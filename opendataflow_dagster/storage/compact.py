@@ -73,7 +73,7 @@ def folder_of(store: Store, datasetid: str, formats: Sequence[Format] = MERGEABL
     if isinstance(target, Table):
         what = "is a table, whose database keeps its rows together"
     elif isinstance(target, ObjectStore):
-        what = "is where nothing can be replaced in one step: let its chunks be made again"
+        what = "is in a location where nothing can be replaced in one step: run its chunks again"
     elif not isinstance(target, Folder):
         what = "isn't a folder"
     elif format_of(target.format) not in formats:
@@ -122,7 +122,7 @@ def chosen(
         return in_order(standing(store, datasetid, some).values()), []
     there = standing(store, datasetid, dataids)
     missing = [
-        Compacted(datasetid, each, None, 0, 0, 0, None, "", "it isn't READY, or somebody has it")
+        Compacted(datasetid, each, None, 0, 0, 0, None, "", "it isn't READY, or it is claimed")
         for each in dataids
         if each not in there
     ]
@@ -167,12 +167,12 @@ def rewriting(root: str) -> Iterator[None]:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
         raise Unreachable(
-            f"{path} can't be made: {error.strerror}. Correct that, and run it again."
+            f"Can't create {path}: {error.strerror}. Correct that, and run the command again."
         ) from None
     with locked(path) as mine:
         if not mine:
             raise Refused(
-                f"Another process is compacting or cleaning {root}. Wait until it is done.",
+                f"Another process is compacting or cleaning {root}. Wait until it has ended.",
                 code="LOCKED",
             )
         try:
@@ -214,9 +214,9 @@ def own_directory(folder: Folder, chunk: Standing) -> str | None:
 def why_left(path: str, paths: Sequence[str], name: str) -> str:
     """Why the files of a chunk can't be rewritten, if so."""
     if any(os.path.dirname(each) != path for each in paths):
-        return "it has folders of its own"
+        return "it has subfolders"
     odd = [file for file in paths if format_of_file(file, "").name != name]
-    return f"{os.path.basename(odd[0])} isn't called .{name}" if odd else ""
+    return f"the name of {os.path.basename(odd[0])} doesn't end in .{name}" if odd else ""
 
 
 def unreadable() -> tuple[type[Exception], ...]:
@@ -232,7 +232,7 @@ def still(store: Store, chunk: Standing) -> Callable[[], None]:
     def confirm() -> None:
         now = standing(store, chunk.datasetid, [chunk.dataid]).get(chunk.dataid)
         if now != chunk:
-            raise Unfit("somebody has taken it, or made it anew, meanwhile")
+            raise Unfit("it was claimed or replaced meanwhile")
 
     return confirm
 
@@ -265,7 +265,7 @@ def _one(
         replaced.append((time.monotonic(), staged))
     except (Unfit, FileNotFoundError, DataflowError, *unreadable()) as error:
         gone = isinstance(error, FileNotFoundError)
-        reason = "it was made anew meanwhile" if gone else first_line(error)
+        reason = "it was replaced meanwhile" if gone else first_line(error)
         return found._replace(files_after=len(paths), left=reason)
     return found._replace(files_after=count, bytes_after=size)
 
@@ -276,9 +276,9 @@ def _rewrite(
     """Write a chunk's rows anew and put them in the place of the old: what it was; files; bytes."""
     note = folders.read_note(path)
     if folders.is_foreign(note, store.id):
-        raise Unfit("another store has published it")
+        raise Unfit("another store published it")
     if note.get("generation", chunk.generation) != chunk.generation:
-        raise Unfit("its directory is of another generation than the tables tell")
+        raise Unfit("its directory has another generation than the tables say")
     paths = data_files(path)
     staged = folders.Staged(folder.root, chunk.dataid, chunk.generation, store.id)
     try:
@@ -288,7 +288,7 @@ def _rewrite(
         size = sum(map(os.path.getsize, written))
         rows = None if format.is_text else sum(format.count(file) or 0 for file in written)
         if rows is not None and note.get("rows") not in (None, rows):
-            raise Unfit(f"it has {rows} rows, and its note tells of {note['rows']}")
+            raise Unfit(f"it has {rows} rows, but its note says {note['rows']}")
         told = {name: value for name, value in note.items() if name not in ("dataid", "generation")}
         staged.tell({**told, **({"bytes": size} if "bytes" in told else {})})
 
@@ -478,7 +478,7 @@ def _write(
         staged.tell({**note, **({"bytes": size} if "bytes" in note else {})})
         staged.replace(still(store, chunk))
         if not _record(store, chunk, staged.final, size):
-            raise Unfit("somebody has claimed it, or published it again, meanwhile")
+            raise Unfit("it was claimed or published again meanwhile")
     finally:
         if had_directory:
             replaced.append((time.monotonic(), staged))
@@ -500,7 +500,7 @@ def _write_file(path: str, location: str) -> None:
     check_types(path, source, without=(folders.DATAID_COLUMN,))
     with pyarrow.parquet.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
         if not same(file.read(), rows):
-            raise Unfit("its rows aren't the same after they were written to a file")
+            raise Unfit("its rows differ after they were written to a file")
 
 
 def _record(store: Store, chunk: Standing, path: str, size: int) -> bool:

@@ -70,14 +70,15 @@ def directory(dataid: str) -> str:
     name = f"{DATAID_COLUMN}={escaped(dataid)}"
     if dataid in ("", _NULL):
         raise Refused(
-            f"Dataid {dataid!r} stands for no value in a partitioned folder, so it can't be the "
-            "name of a chunk there. Give the chunk another dataid.",
+            f"Dataid {dataid!r} means no value in a partitioned folder, so no chunk there "
+            "can have that name. Use another dataid.",
             code="INVALID_LOCATION",
         )
     if len(os.fsencode(name)) > LONGEST:
         raise Refused(
-            f"Dataid {dataid[:40] + '…'!r} makes a directory's name of {len(os.fsencode(name))} "
-            f"bytes, and a file system takes {LONGEST}. Give the chunk a shorter dataid.",
+            f"Dataid {dataid[:40] + '…'!r} needs a directory name of "
+            f"{len(os.fsencode(name))} bytes, and a file system allows {LONGEST}. Use a "
+            "shorter dataid.",
             code="INVALID_LOCATION",
         )
     return name
@@ -220,8 +221,8 @@ def begin(staging: str, generation: int) -> str:
 def _unwritable(staging: str, error: OSError) -> Unreachable:
     why = obstacle(staging) or error.strerror or str(error)
     return Unreachable(
-        f"{os.path.dirname(staging)} can't be made: {why}. Correct the dataset's place: "
-        "odf dataset list"
+        f"Can't create {os.path.dirname(staging)}: {why}. Correct the dataset's "
+        "location: odf dataset list"
     )
 
 
@@ -248,8 +249,9 @@ def _show(mine: str, final: str, generation: int, confirm: Callable[[], None], s
 
 def _newer(final: str, there: int, generation: int) -> Refused:
     return Refused(
-        f"{final} is of generation {there}, and this claim's is {generation}: a newer chunk isn't "
-        f"replaced by an older one. If the tables were made anew since, remove {NOTE} there.",
+        f"{final} has generation {there}, and this claim has {generation}: an older "
+        "chunk doesn't replace a newer one. If the tables were created again since, "
+        f"remove {NOTE} there.",
         code="INVALID_LOCATION",
     )
 
@@ -394,8 +396,8 @@ def as_table(obj: Any) -> Any:
         return obj.toArrow()
     kind = type(obj).__name__
     raise WrongUse(
-        f"{'An' if kind[0] in 'AEIOaeio' else 'A'} {kind} can't be published. Return a DataFrame, "
-        "an Arrow table, bytes, or the Path of a file or folder."
+        f"{'An' if kind[0] in 'AEIOaeio' else 'A'} {kind} can't be published. Return a "
+        "DataFrame, an Arrow table, bytes, or the Path of a file or folder."
     )
 
 
@@ -456,8 +458,8 @@ def read_bytes(path: str) -> bytes:
     found = data_files(path)
     if len(found) != 1:
         raise Refused(
-            f"{path} has {len(found)} files, so it isn't read as bytes. Annotate the input as "
-            "pathlib.Path, and read them.",
+            f"{path} has {len(found)} files, so it can't be read as bytes. "
+            "Annotate the input as pathlib.Path, and read the files.",
             code="INVALID_LOCATION",
         )
     return Path(found[0]).read_bytes()

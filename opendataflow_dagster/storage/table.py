@@ -110,7 +110,7 @@ class Rows:
         if not self._is_value:
             raise Refused(
                 f"The rows for {self.table.location} have no column {self.table.column!r}, by "
-                "which the table is split. Return it too.",
+                "which the table is split. Return that column too.",
                 code="NOT_VALIDATED",
             )
         return frame.assign(**{self.table.column: self._known["lower"]})
@@ -215,7 +215,7 @@ class Rows:
         table = self.table
         if not os.path.isfile(table.database):  # it would be made, empty
             raise Unreachable(
-                f"{table.datasetid!r} is registered at {table.location}, and there is no file "
+                f"{table.datasetid!r} is registered at {table.location}, but there is no file "
                 f"{table.database}. Run: odf dataset add {typed(table.datasetid)} --database FILE"
             )
         patience = 2.0 if self._hurried else _PATIENCE
@@ -236,7 +236,7 @@ def strangers(
 
     `split` is the command for a table that isn't split: a chunk of it may be meant as a range.
     """
-    more = f"; if it is a range of them, run: {split}" if split else "."
+    more = f"; if the chunk is a range, run: {split}" if split else "."
     return Refused(
         f"Only {found} of {rows} rows for {where} have a {column!r} of chunk {dataid!r}. Return "
         f"rows of this chunk only{more}",

@@ -317,7 +317,7 @@ class Store:
     def finish(self, claims: Claim | Sequence[Claim], facts: Sequence[Fact] = ()) -> None:
         """Make the outputs of claims READY; all must be one owner's, of one job.
 
-        Raises `StaleClaim`, naming the chunks that were taken over since, and `InputsChanged` for
+        Raises `StaleClaim`, naming the chunks whose claims were lost, and `InputsChanged` for
         those that are sent back since what they read has changed; the others are settled.
         """
         claims = [claims] if isinstance(claims, Claim) else list(claims)

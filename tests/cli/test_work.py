@@ -197,7 +197,7 @@ def test_the_flow_is_read_again_when_it_changes(url: str, store: Store, write_fl
         host.wait_for("ended", job="more")
         Path("flow.yml").write_text("flow: shop\njobs: {p: {}}\n")
         host.wait_for("message")
-        assert "Job 'p' writes no dataset" in host.events("message")[-1]["text"]
+        assert "Job 'p' has no output" in host.events("message")[-1]["text"]
         put(store, "raw", "2")
         host.wait_for("ended", job="more", dataid="2")
 

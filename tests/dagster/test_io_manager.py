@@ -260,7 +260,7 @@ def test_a_chunk_that_didnt_pass_its_checks_isnt_read(
 
     ran = run(asset(below), "1")
 
-    assert ran.reason.startswith("NOT_VALIDATED: 'bobout' by 'loadbob' didn't pass its checks")
+    assert ran.reason.startswith("NOT_VALIDATED: 'bobout' by 'loadbob' failed its checks")
 
 
 # --- publishing ---

@@ -85,7 +85,7 @@ def test_dials_are_listed_and_set(store: Store, url: str) -> None:
     shown, _ = launch(store, "policy", url, job="load", dials={"concurrency": "4"})
     assert shown["concurrency"] == "4"
     assert policy(store, "load")["concurrency"] == 4
-    assert "Choose from" in launch(store, "policy", url, ok=False, job="load", dials={"x": "4"})
+    assert "The dials are" in launch(store, "policy", url, ok=False, job="load", dials={"x": "4"})
 
 
 def test_lost_claims_are_recovered(store: Store, url: str) -> None:

@@ -124,7 +124,7 @@ def test_a_chunk_that_may_run(line: Store) -> None:
 def test_a_root_that_is_missing_is_what_is_advised(line: Store) -> None:
     found = explain(line, "load", D)
     assert (found.code, found.action) == ("DATA_NOT_READY", f"odf ready raw {D}")
-    assert "'fetch' makes it, and may not run: 'raw' isn't there yet" in found.reasons[0].text
+    assert "'fetch' produces it, and may not run: 'raw' isn't there yet" in found.reasons[0].text
 
 
 def test_a_producer_that_may_run_is_what_is_advised(line: Store) -> None:
@@ -449,7 +449,7 @@ def test_a_job_without_chunks_points_at_what_is_missing_and_not_at_itself(store:
     job(store, "fetch", "raw", "a")
     found = explain(store, "load")
     assert found.action == "odf ready raw DATAID"
-    assert "'fetch' makes it, and may not run: No chunk of 'raw' is" in found.reasons[0].text
+    assert "'fetch' produces it, and may not run: No chunk of 'raw' is" in found.reasons[0].text
     put(store, "raw", "READY", jobid="external")
     found = explain(store, "load")
     assert found.action == "odf run --job fetch SCRIPT"
@@ -460,7 +460,7 @@ def test_a_job_without_chunks_points_at_what_is_missing_and_not_at_itself(store:
     job(store, "second", "x", "y")
     found = explain(store, "first")
     assert found.action == "odf ready x DATAID"
-    assert "waits for this in turn" in found.reasons[0].text
+    assert "waits for this job in turn" in found.reasons[0].text
 
 
 def test_a_job_with_something_to_do_tells_what_keeps_the_rest_back(
@@ -519,7 +519,7 @@ def test_a_queue_that_lies_is_noticed(line: Store) -> None:
     line.fill()
     line.db.execute("delete from pending", {})
     assert explain(line, "load").notes == [
-        "1 chunks could run, but the queue has 0: run `odf init` to mend it."
+        "1 chunk could run, but the queue has 0: to repair it, run `odf init`."
     ]
 
 

@@ -96,13 +96,13 @@ def test_a_flow_is_a_public_name_and_loads_its_file() -> None:
 
 
 REFUSED = {
-    "": "flow.yml:1: must have the keys",
+    "": "flow.yml:1: must be an object with the keys",
     "flow:\n": "flow.yml:1: flow has no value",
     "datasets: {}\n": "flow.yml:1: needs a name",
     "flow: shop\ndatasets:\n  a: {hostnam: /x}\n": "flow.yml:3: dataset 'a' has a key 'hostnam'. "
     "Did you mean 'hostname'?",
-    "flow: shop\ndatasets:\n  a:\n  b:\n  a:\n": "flow.yml:5: 'a' stands here and in line 3.",
-    "flow: s\nflow: t\n": "flow.yml:2: 'flow' stands here and in line 1.",
+    "flow: shop\ndatasets:\n  a:\n  b:\n  a:\n": "flow.yml:5: 'a' is given here and in line 3.",
+    "flow: s\nflow: t\n": "flow.yml:2: 'flow' is given here and in line 1.",
     "flow: s\ndatasets: [a]\n": "flow.yml:2: datasets must have names",
     "flow: s\ndatasets: {a: x}\n": "flow.yml:2: dataset 'a' must have keys, of hostname",
     "flow: s\ndatasets:\n  a:\n    hostname: [x]\n": "flow.yml:4: hostname of dataset 'a' must be "
@@ -116,7 +116,7 @@ REFUSED = {
     "flow: s\ndatasets: {a: {encryptedpass: geheim}}\n": "isn't an encrypted value",
     "flow: s\ndatasets: {'a=b': {}}\n": "has a control character or '='",
     'flow: s\ndatasets: {"a\\tb": {}}\n': "has a control character or '='",
-    "flow: s\njobs: {j: {in: a}}\n": "flow.yml:2: Job 'j' writes no dataset",
+    "flow: s\njobs: {j: {in: a}}\n": "flow.yml:2: Job 'j' has no output",
     "flow: s\njobs: {j: {in: a, out: a}}\n": "Job 'j' would read and write 'a'",
     "flow: s\njobs: {j: {out: today}}\n": "'today' can't be an output",
     "flow: s\njobs: {external: {out: a}}\n": "is reserved for chunks that no job produced",
@@ -368,5 +368,5 @@ def test_what_python_expects_is_checked_alike() -> None:
     for expect in ({"exists": 1}, {"rows": {"min": True}}, {"rows": 3}, {"checks": []}, [], "x"):
         with pytest.raises(FlowError, match="expect of dataset 'a'"):
             Dataset("a", hostname="/a", expect=expect or ["x"])
-    with pytest.raises(FlowError, match="has no place"):
+    with pytest.raises(FlowError, match="has no location"):
         Dataset("a", expect={"exists": True})

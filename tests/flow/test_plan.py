@@ -192,7 +192,7 @@ def test_what_the_flow_no_longer_declares_goes_and_its_chunks_stay(store: Store)
     assert told(plan_flow(store, less)) == ["remove job check", "remove dataset checked"]
     found = effects(store, less)
     assert found["check"] == [
-        "nobody claims its 3 claimable chunks any more",
+        "no job can claim its 3 claimable chunks any more",
         "2 READY chunks lose their producer, and stay",
     ]
     assert found["checked"] == ["2 READY chunks stay with data and history"]
@@ -513,7 +513,7 @@ def test_misspelled_datasets_are_noted(odf: Odf, store: Store) -> None:
 
 def test_a_circle_with_what_is_registered_is_refused(store: Store) -> None:
     register(store, "hand", ["checked"], ["sales"])
-    with pytest.raises(FlowError, match="With what is registered, these would wait"):
+    with pytest.raises(FlowError, match="Together with registered jobs, these would wait"):
         plan_flow(store, SHOP)
     with pytest.raises(FlowError):
         apply_flow(store, SHOP)

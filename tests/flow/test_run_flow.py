@@ -88,7 +88,7 @@ def test_what_no_script_runs_says_what_does(odf: Odf) -> None:
     assert "/crm' has no project.yml" in odf("p", code=2).stderr
     assert "odf run --job none SCRIPT" in odf("none", code=4).stderr
     Path("flow.yml").write_text("flow: shop\njobs: {p: {}}\n")
-    assert "flow.yml:2: Job 'p' writes no dataset" in odf("p", code=2).stderr
+    assert "flow.yml:2: Job 'p' has no output" in odf("p", code=2).stderr
 
 
 def test_a_pipeline_runs_on_the_tables_of_the_flow(odf: Odf, store: Store) -> None:

@@ -255,7 +255,7 @@ def test_what_was_taken_over_is_neither_published_nor_settled(
     produced = make(compute, publish=published.append)
 
     assert produced.status == LOST
-    assert "taken over" in produced.reason
+    assert "another worker" in produced.reason
     assert not published
     assert status(store, "bobout", "1", "loadbob") == "RUNNING"
 
@@ -382,7 +382,7 @@ def test_an_outage_is_said_once_and_is_nobodys_fault(postgres_server: Server) ->
     assert pulse.is_steady(0)
     assert not pulse.is_steady(60)
     assert len(said) == 2
-    assert "can't be renewed" in said[0]
+    assert "Can't renew the claim" in said[0]
     assert "is back" in said[1]
     store.close()
     postgres_server.drop_database("outage")

@@ -127,7 +127,7 @@ def test_with_nothing_to_do_it_says_whether_all_is_done_or_what_blocks(
     sql(loadbob, "update datastatus set status = 'FAILED' where datasetid = 'bobin'")
     put(loadbob, "bobin", "5", status="RUNNING")
     blocked = "blocked: 2 FAILED or on HOLD, 1 waiting for inputs, 2 done"
-    assert why() == f"{blocked}, of the 5 chunks that were looked at{more}"
+    assert why() == f"{blocked}, of the 5 chunks checked{more}"
     monkeypatch.setattr("opendataflow_dagster.explain.explain.MAX_IDLE_JUDGED_ROWS", 100)
     assert why() == blocked + more
 
@@ -358,7 +358,7 @@ def test_whoever_loses_its_claim_stops_and_changes_nothing(loadbob: Store) -> No
         sql(loadbob, "update datastatus set status = 'RESUBMIT' where datasetid = 'bobout'")
         assert running.result().failed == 1
 
-    assert "taken over" in said[-1]
+    assert "claimed by" in said[-1]
     assert status(loadbob, "bobout", "1", "loadbob") == "RESUBMIT"
 
 

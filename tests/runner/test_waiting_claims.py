@@ -174,7 +174,7 @@ def test_what_the_dials_forbid_to_begin_is_given_back(
             loadbob, "select distinct why from dataevent where status_after = 'RESUBMIT'"
         )
     ]
-    assert whys == [f"given back before it was begun: {why}"]
+    assert whys == [f"given back before it started: {why}"]
     if left == 1:
         assert outputs(loadbob) == {"0": "READY"} | dict.fromkeys("123", "RESUBMIT")
         sql(loadbob, "update jobpolicy set concurrency = null, paused_until = null")

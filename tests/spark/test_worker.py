@@ -569,9 +569,7 @@ def test_an_input_whose_files_are_gone_fails_with_the_way_out(doubling: Line) ->
 
     doubling.run("double", double)
 
-    assert doubling.reason().startswith(
-        "INVALID_LOCATION: 'numbers' is READY, but there is nothing"
-    )
+    assert doubling.reason().startswith("INVALID_LOCATION: 'numbers' is READY, but chunk")
 
 
 @pytest.mark.parametrize("batch", [1, 2])

@@ -145,7 +145,7 @@ def test_what_a_store_itself_has_published_is_compared_as_ever(stores: tuple[Sto
     chunk = claim_one(first, "load")
     publish(first, chunk.outputs["shared"], chunk, pd.DataFrame({"n": [2]}))
     sql(first, "update datastatus set status = 'READY', generation = 1 where datasetid = 'shared'")
-    with pytest.raises(Refused, match="of generation 2, and the tables tell of 1"):
+    with pytest.raises(Refused, match="of generation 2, but the tables say 1"):
         value_read(first)
 
 
@@ -175,7 +175,7 @@ def test_a_note_without_a_store_is_taken_for_our_own(stores: tuple[Store, Store]
     assert isinstance(root, Folder)
     folders.put(root.root, "1", 6, filled("n\n1\n"), confirm=nothing)
     ready(second, "shared", ["1"])
-    with pytest.raises(Refused, match="of generation 6, and the tables tell of 1"):
+    with pytest.raises(Refused, match="of generation 6, but the tables say 1"):
         value_read(second)
 
 
@@ -679,7 +679,7 @@ def test_published_but_not_settled_isnt_read(line: Store, tmp_path: Path) -> Non
         (
             "update dataset set hostname = '/tmp'",
             "INVALID_LOCATION",
-            "nothing of chunk '1' in /tmp",
+            "chunk '1' has no data in /tmp",
         ),
     ],
 )

@@ -201,7 +201,7 @@ def test_an_idle_worker_gives_back_its_connection(
     another = open_store(url)
     another.db.patience, another.db.say = 10.0, print
     deadline = time.monotonic() + 20
-    while not any("1 in other hands" in line for line in said):
+    while not any("1 of other workers" in line for line in said):
         assert time.monotonic() < deadline, said
         time.sleep(0.01)
     another.finish(claim)

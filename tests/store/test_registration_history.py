@@ -207,9 +207,9 @@ def test_what_was_there_before_history_is_told_with_a_note(url: str) -> None:
     long_ago = now() - timedelta(days=300)
     found = explain(store, "loadbob", at=long_ago)
     assert found.code != "NOT_REGISTERED"
-    assert any("What was registered is known since" in note for note in found.notes)
+    assert any("Registrations are recorded since" in note for note in found.notes)
     assert not any(
-        "What was registered" in note for note in explain(store, "loadbob", at=now()).notes
+        "Registrations are" in note for note in explain(store, "loadbob", at=now()).notes
     )
 
     # What others write while the triggers are off is found by the next init, as a change of then.
