@@ -466,7 +466,9 @@ def start(
     if claim.lease != lease:
         claim = claim._replace(lease=lease)
         if store.heartbeat([claim]):
-            raise StaleClaim(f"Chunk {claim.dataid!r} of {jobid!r} was claimed by another worker. Start again.")
+            raise StaleClaim(
+                f"Chunk {claim.dataid!r} of {jobid!r} was claimed by another worker. Start again."
+            )
     return claim, environment.context(claim, secrets=secrets)
 
 
