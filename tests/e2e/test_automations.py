@@ -123,7 +123,7 @@ def storage(request: pytest.FixtureRequest) -> str:
 DAY = "2026-11-01"
 
 
-def test_new_orders_run_through_all_that_is_eager(automatic: Automatic) -> None:
+def test_new_data_flows_through_all_eager_assets(automatic: Automatic) -> None:
     automatic.arrive(DAY)
     automatic.becomes(clean=1, report=1, changes=1, first=1)
     automatic.calms_down()
@@ -133,7 +133,7 @@ def test_new_orders_run_through_all_that_is_eager(automatic: Automatic) -> None:
     automatic.agrees(DAY)
 
 
-def test_a_remake_with_the_same_data_ends_in_skips(automatic: Automatic) -> None:
+def test_producing_the_same_data_again_ends_in_skips(automatic: Automatic) -> None:
     before = {dataset: automatic.told(dataset, DAY) for dataset in READERS.values()}
     automatic.arrive(DAY)
     automatic.becomes(clean=2)
@@ -145,7 +145,7 @@ def test_a_remake_with_the_same_data_ends_in_skips(automatic: Automatic) -> None
     automatic.agrees(DAY)
 
 
-def test_a_remake_with_other_data_is_made_on(automatic: Automatic) -> None:
+def test_producing_other_data_updates_downstream_assets(automatic: Automatic) -> None:
     automatic.has("two")
     automatic.arrive(DAY)
     automatic.becomes(clean=3, report=2, changes=2)
@@ -167,7 +167,7 @@ def test_the_page_of_a_stale_partition_says_so(automatic: Automatic, page: Any) 
     ).to_be_visible()
 
 
-def test_what_a_cron_asks_for_is_made_once_a_minute_at_most(automatic: Automatic) -> None:
+def test_a_cron_condition_runs_once_a_minute_at_most(automatic: Automatic) -> None:
     before = automatic.made()["minutely"]
     minute = time.time() // 60
     wait_for(lambda: time.time() // 60, lambda now: now > minute, 61, "a minute begins", 0.5)

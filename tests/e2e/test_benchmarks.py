@@ -32,7 +32,7 @@ def loaded(program: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return runpy.run_path(str(FOLDER / f"{program}.py"))
 
 
-def test_what_needs_no_spark_is_measured_one_after_the_other() -> None:
+def test_benchmarks_without_spark_run_one_after_the_other() -> None:
     printed = run(
         FOLDER / "all.py",
         "--tiny",
@@ -65,7 +65,7 @@ def test_catching_up_in_dagster_is_measured() -> None:
     assert "Ran through" in run(FOLDER / "catchup.py", "--tiny")
 
 
-def test_the_engine_local_is_measured_beside_spark() -> None:
+def test_the_local_engine_is_measured_beside_spark() -> None:
     assert "Ran through" in run(FOLDER / "local_engine.py", "--tiny")
 
 
@@ -130,7 +130,7 @@ def test_a_change_is_judged_beside_what_the_old_commit_differs_from_itself_by(
     assert change.verdict == verdict
 
 
-def test_one_that_fails_or_misses_does_not_keep_the_others_from_running(tmp_path: Path) -> None:
+def test_a_benchmark_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     for name in ("all", "measure"):
         shutil.copy(FOLDER / f"{name}.py", tmp_path)
     for name, code in (("claims", 2), ("runjob", 1), ("stream", 0)):
@@ -183,7 +183,7 @@ def test_the_figures_of_the_document_are_written_by_the_programs(
         assert f"`{program}.py" in others, f"the document doesn't say what {program}.py measures"
 
 
-def test_what_is_imported_of_the_package_stands_in_one_file() -> None:
+def test_the_package_is_imported_in_one_file_only() -> None:
     imports = re.compile(r"^ *(from|import) opendataflow_dagster", re.MULTILINE)
 
     assert [file.name for file in FOLDER.glob("*.py") if imports.search(file.read_text())] == []

@@ -127,7 +127,9 @@ def verdict(store: Store, gathered: Crowd, wanted: int) -> None:
 
 
 @pytest.mark.parametrize("inputs", INPUTS)
-def test_16_processes_on_postgresql(postgres_url: str, tmp_path: Path, inputs: int) -> None:
+def test_16_processes_on_postgresql_claim_each_chunk_once(
+    postgres_url: str, tmp_path: Path, inputs: int
+) -> None:
     total = 1000
     store, jobs = prepare(postgres_url, inputs, total)
     gathered = Crowd(postgres_url, tmp_path / "crowd", total, jobs, 100)
@@ -139,7 +141,9 @@ def test_16_processes_on_postgresql(postgres_url: str, tmp_path: Path, inputs: i
 
 
 @pytest.mark.parametrize("inputs", INPUTS)
-def test_4_processes_on_sqlite(sqlite_url: str, tmp_path: Path, inputs: int) -> None:
+def test_4_processes_on_sqlite_claim_each_chunk_once(
+    sqlite_url: str, tmp_path: Path, inputs: int
+) -> None:
     total = 500
     store, jobs = prepare(sqlite_url, inputs, total)
     gathered = Crowd(sqlite_url, tmp_path / "crowd", total, jobs, 100)
@@ -216,7 +220,7 @@ def test_with_people_on_sqlite(sqlite_url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_people_who_send_back_what_is_running_see_no_deadlock(
+def test_people_who_resubmit_running_chunks_see_no_deadlock(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """Few chunks, all of them wanted by everybody: whoever has to give way, it is one of ours."""

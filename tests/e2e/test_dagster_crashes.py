@@ -205,14 +205,14 @@ def only_on(storage: str, wanted: str, why: str) -> None:
         pytest.skip(why)
 
 
-def test_kill_of_the_run_worker(world: World, storage: str) -> None:
+def test_after_a_kill_of_the_run_worker_all_chunks_are_ready(world: World, storage: str) -> None:
     keys, run = world.in_the_middle("a")
     kill = world.kill("run_workers")
     assert world.client.finished(run) == "FAILURE"
     world.ends_well(keys, kill)
 
 
-def test_kill_of_the_run_worker_while_its_step_lives_on(world: World, storage: str) -> None:
+def test_after_a_kill_of_the_run_worker_its_live_step_finishes(world: World, storage: str) -> None:
     only_on(storage, "sqlite", "the same on every storage")
     keys, run = world.in_the_middle("b")
     workers = world.dagster.run_workers()
@@ -235,7 +235,7 @@ def test_kill_of_the_run_worker_while_its_step_lives_on(world: World, storage: s
     world.ends_well([])
 
 
-def test_kill_of_the_daemon(world: World, storage: str) -> None:
+def test_after_a_kill_of_the_daemon_all_chunks_are_ready(world: World, storage: str) -> None:
     only_on(storage, "sqlite", "the daemon is killed with everything")
     keys, run = world.in_the_middle("c")
     kill = world.kill("daemon")
@@ -245,7 +245,7 @@ def test_kill_of_the_daemon(world: World, storage: str) -> None:
     world.ends_well(keys, kill)
 
 
-def test_kill_of_the_code_server(world: World, storage: str) -> None:
+def test_after_a_kill_of_the_code_server_all_chunks_are_ready(world: World, storage: str) -> None:
     only_on(storage, "sqlite", "the code server is killed with everything")
     keys, run = world.in_the_middle("d")
     kill = world.kill("code_server")
@@ -254,7 +254,7 @@ def test_kill_of_the_code_server(world: World, storage: str) -> None:
     world.ends_well(keys, kill)
 
 
-def test_kill_of_everything(world: World) -> None:
+def test_after_a_kill_of_everything_all_chunks_are_ready(world: World) -> None:
     keys, run = world.in_the_middle("e")
     kill = world.kill("everything")
     assert world.dagster.processes() == []
@@ -264,7 +264,7 @@ def test_kill_of_everything(world: World) -> None:
     assert any("OpenDataFlow ended this run" in line for line in world.client.messages(run))
 
 
-def test_a_stopped_worker_wakes_when_others_have_made_its_chunk(world: World, storage: str) -> None:
+def test_a_stopped_worker_that_wakes_late_changes_nothing(world: World, storage: str) -> None:
     only_on(storage, "postgres", "whoever is stopped while he writes to SQLite stops all others")
     keys, run = world.in_the_middle("g", 20)
     zombies, began = world.dagster.run_workers(), time.time()

@@ -185,7 +185,7 @@ def test_one_bad_chunk_stops_nothing_below_the_others(flow: Flow) -> None:
     assert flow.squares("report", every) == dict.fromkeys(good, "green") | {bad: "missing"}
 
 
-def test_a_run_is_terminated_in_the_middle(flow: Flow) -> None:
+def test_terminating_a_run_settles_its_chunk(flow: Flow) -> None:
     client = flow.client
     done, slow, later = every = days(5, 1, 3)
     flow.arrive(*every)
@@ -216,7 +216,7 @@ def test_a_run_is_terminated_in_the_middle(flow: Flow) -> None:
     assert why == f"terminated by a person in Dagster: run {run}"
 
 
-def test_what_is_ready_is_made_again_only_by_the_tag(flow: Flow) -> None:
+def test_a_ready_chunk_is_produced_again_only_by_the_tag(flow: Flow) -> None:
     client = flow.client
     [day] = days(6, 1, 1)
     flow.arrive(day)
@@ -278,7 +278,7 @@ def test_the_grid_shows_what_others_do(flow: Flow) -> None:
     flow.agrees()
 
 
-def test_a_sensor_is_off_and_on(flow: Flow) -> None:
+def test_a_sensor_is_switched_on_and_off(flow: Flow) -> None:
     client = flow.client
     hand, at_work = days(8, 1, 2)
     flow.arrive(hand, at_work)
@@ -348,7 +348,7 @@ def test_a_check_that_fails_gates_the_chunk(flow: Flow) -> None:
     assert flow.squares("cleaned", [good, wrong]) == {good: "green", wrong: "red"}
 
 
-def test_nothing_was_made_twice(flow: Flow) -> None:
+def test_nothing_was_produced_twice(flow: Flow) -> None:
     """Over all of the above, but for the chunk that was forced."""
     twice = {chunk for chunk, times in flow.produced().items() if times > 1}
     assert twice == {"clean 2026-06-01"}

@@ -146,7 +146,7 @@ def test_a_month_goes_through_spark_and_dagster(taken: Tour, watched: Marked) ->
     assert found == wanted
 
 
-def test_dagster_has_made_what_the_outage_missed(taken: Tour) -> None:
+def test_dagster_produced_what_the_outage_missed(taken: Tour) -> None:
     rows = json.loads(odf(taken.folder, "history", "report", "--json", "--limit", "5000"))
     by_run = {row["dataid"] for row in rows if " of run " in (row["who"] or "")}
     assert sorted(by_run) == DAYS[10:]

@@ -212,7 +212,9 @@ PLAYED = {
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("extra", AFTER)
-def test_each_extra_does_what_it_is_called_after(wheel: Path, tmp_path: Path, extra: str) -> None:
+def test_each_extra_installs_what_its_name_promises(
+    wheel: Path, tmp_path: Path, extra: str
+) -> None:
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     binaries = tmp_path / "venv" / "bin"
     java = ",java" if extra in ("spark", "pipelines", "serve", "dagster-spark") else ""

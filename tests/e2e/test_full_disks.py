@@ -22,7 +22,7 @@ PAGE = 4096
 
 
 @pytest.mark.parametrize("tables", ["here", "elsewhere"])
-def test_what_is_appended_to_a_full_disk_is_there_once(
+def test_rows_appended_to_a_full_disk_are_stored_once(
     small: Path, tmp_path: Path, tables: str
 ) -> None:
     store = open_store(f"sqlite:///{small if tables == 'here' else tmp_path}/dataflow.db")
@@ -59,7 +59,7 @@ def test_what_is_appended_to_a_full_disk_is_there_once(
     close(store)
 
 
-def test_items_do_not_fail_of_tables_that_have_no_room(small: Path, tmp_path: Path) -> None:
+def test_items_wait_while_the_tables_disk_is_full(small: Path, tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{small}/dataflow.db")
     store.init()
     path = tmp_path / "live.csv"

@@ -186,7 +186,7 @@ def test_the_grid_shows_what_the_tables_say(shop: Shop, ui: UI) -> None:
     shop.store.finish(claims)
 
 
-def test_materialize_of_one_chunk(shop: Shop, ui: UI) -> None:
+def test_materialize_runs_one_chunk(shop: Shop, ui: UI) -> None:
     first, second = shop.arrive(1, 2)
     shop.mark(slow=[second])
 
@@ -203,7 +203,7 @@ def test_materialize_of_one_chunk(shop: Shop, ui: UI) -> None:
     looks_right(shop, ui)
 
 
-def test_a_backfill_of_failed_and_missing(shop: Shop, ui: UI) -> None:
+def test_a_backfill_runs_failed_and_missing_chunks(shop: Shop, ui: UI) -> None:
     days = shop.arrive(1, 9, late=1)
     shop.produce(day(1), day(2))
     shop.fail(day(3), day(4), day(5))
@@ -239,7 +239,7 @@ def test_a_backfill_of_failed_and_missing(shop: Shop, ui: UI) -> None:
     shop.store.finish(claim)
 
 
-def test_the_page_of_the_sensor(shop: Shop, ui: UI) -> None:
+def test_the_sensors_page_shows_its_ticks(shop: Shop, ui: UI) -> None:
     first, second = shop.arrive(1, 2)
     shop.agrees()
 
@@ -265,7 +265,7 @@ def test_the_page_of_the_sensor(shop: Shop, ui: UI) -> None:
     ui.shoot("ui_tick")
 
 
-def test_the_page_of_a_chunk(shop: Shop, ui: UI) -> None:
+def test_a_chunks_page_shows_its_facts(shop: Shop, ui: UI) -> None:
     here, elsewhere = shop.arrive(1, 2)
     shop.produce(elsewhere)
     assert shop.client.finished(shop.client.launch(["checked"], here)) == "SUCCESS"

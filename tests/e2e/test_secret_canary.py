@@ -106,7 +106,7 @@ def ways(postgres_server: Server, postgres_url: str, tmp_path: Path) -> Iterator
         yield Ways(tmp_path, person)
 
 
-def test_the_search_finds_what_is_there(tmp_path: Path) -> None:
+def test_the_search_finds_a_planted_secret(tmp_path: Path) -> None:
     """Else the other tests would prove nothing."""
     import base64
     import sqlite3
@@ -134,7 +134,7 @@ def test_the_search_finds_what_is_there(tmp_path: Path) -> None:
     }
 
 
-def test_the_spy_finds_what_is_there(tmp_path: Path) -> None:
+def test_the_spy_finds_a_planted_secret(tmp_path: Path) -> None:
     found = Canary(tmp_path)
     spy = found.spy(tmp_path / "spy")
     subprocess.run(

@@ -139,7 +139,7 @@ def until(happened: Callable[[], bool]) -> None:
     wait_until(happened, 60)
 
 
-def test_items_are_consumed_and_a_worker_that_dies_is_started_again(served: Served) -> None:
+def test_items_are_consumed_and_a_dead_worker_is_restarted(served: Served) -> None:
     process = served.start()
     first = served.post("first").json()["dataid"]
     served.warm()
@@ -276,7 +276,7 @@ def test_it_listens_on_this_machine_alone(served: Served) -> None:
         (["--rate", "-1"], 2, "-1"),
     ],
 )
-def test_wrong_use_is_told_in_a_line(
+def test_wrong_use_is_refused_in_one_line(
     served: Served, words: list[str], code: int, line: str
 ) -> None:
     ran = served.odf("serve", "--no-worker", *words)
@@ -301,7 +301,7 @@ def test_without_its_tables_it_does_not_begin(served: Served, url: str, line: st
     assert len(ran.stderr.splitlines()) == 1
 
 
-def test_a_second_worker_of_the_project_stands_by(tmp_path: Path) -> None:
+def test_a_second_worker_of_the_project_is_on_standby(tmp_path: Path) -> None:
     from opendataflow_dagster.pipelines.worker import Bell, alone
 
     said: list[str] = []
@@ -332,7 +332,7 @@ def test_each_pipeline_at_work_has_a_task(monkeypatch: pytest.MonkeyPatch) -> No
     assert slots(load_settings()) == {}
 
 
-def test_the_bell_tells_pipelines_and_the_end() -> None:
+def test_the_bell_names_pipelines_and_announces_the_end() -> None:
     from opendataflow_dagster.pipelines.worker import Bell
 
     ours, theirs = os.pipe()

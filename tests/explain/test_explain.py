@@ -100,14 +100,14 @@ def follow(store: Store, action: str) -> None:
 # --- the codes, one by one ---
 
 
-def test_a_job_that_nobody_registered(store: Store) -> None:
+def test_an_unregistered_job_is_explained(store: Store) -> None:
     found = explain(store, "nobody", D)
     assert (found.may_run, found.code) == (False, "NOT_REGISTERED")
     assert found.action == "odf job add nobody --in DATASET --out DATASET"
     assert explain(store, "nobody").code == "NOT_REGISTERED"
 
 
-def test_a_chunk_that_may_run(line: Store) -> None:
+def test_a_claimable_chunk_is_explained(line: Store) -> None:
     put(line, "a", "READY")
     found = explain(line, "load", D)
     assert found.may_run
@@ -121,18 +121,18 @@ def test_a_chunk_that_may_run(line: Store) -> None:
     }
 
 
-def test_a_root_that_is_missing_is_what_is_advised(line: Store) -> None:
+def test_the_advice_names_a_missing_root(line: Store) -> None:
     found = explain(line, "load", D)
     assert (found.code, found.action) == ("DATA_NOT_READY", f"odf ready raw {D}")
     assert "'fetch' produces it, and may not run: 'raw' isn't there yet" in found.reasons[0].text
 
 
-def test_a_producer_that_may_run_is_what_is_advised(line: Store) -> None:
+def test_the_advice_names_a_claimable_producer(line: Store) -> None:
     put(line, "raw", "READY", jobid="external")
     assert explain(line, "load", D).action == "odf run --job fetch SCRIPT"
 
 
-def test_a_failed_input_tells_who_since_when_and_why(line: Store) -> None:
+def test_a_failed_input_is_explained_with_who_when_and_why(line: Store) -> None:
     put(line, "raw", "READY", jobid="external")
     [claim] = line.claim("fetch", owner="me")
     line.fail(claim, "exit code 3")
@@ -149,7 +149,7 @@ def test_an_input_on_hold_is_released(line: Store) -> None:
     assert explain(line, "load", D).action == f"odf release fetch {D}"
 
 
-def test_a_running_chunk_tells_who_holds_it(line: Store) -> None:
+def test_a_running_chunk_is_explained_with_its_owner(line: Store) -> None:
     put(line, "a", "READY")
     line.claim("load", owner="me@here")
     found = explain(line, "load", D)
@@ -170,21 +170,21 @@ def test_a_lease_that_ran_out_is_recovered(line: Store) -> None:
     assert explain(line, "load", D).may_run
 
 
-def test_a_running_row_of_the_java_program(line: Store) -> None:
+def test_a_running_row_of_the_java_program_is_explained(line: Store) -> None:
     put(line, "a", "READY")
     put(line, "b", "RUNNING", jobid="load")
     found = explain(line, "load", D)
     assert (found.code, found.action) == ("LOCKED", "odf recover --job load --older-than 2h")
 
 
-def test_what_is_done_is_done(line: Store) -> None:
+def test_a_finished_chunk_is_explained(line: Store) -> None:
     put(line, "a", "READY")
     put(line, "b", "READY", jobid="load")
     found = explain(line, "load", D)
     assert (found.code, found.action) == ("ALREADY_DONE", f"odf resubmit load {D}")
 
 
-def test_the_dials(line: Store) -> None:
+def test_a_job_held_back_by_its_dials_is_explained(line: Store) -> None:
     put(line, "a", "READY")
     put(line, "a", "READY", dataid="2")
     set_policy(line, "load", {"concurrency": "1"})
@@ -229,7 +229,7 @@ def test_an_empty_id_is_wrong_use(store: Store) -> None:
 # --- right data, location, validation ---
 
 
-def test_a_place_behind_a_link_that_leads_nowhere_is_told(line: Store, tmp_path: Path) -> None:
+def test_a_place_behind_a_broken_link_is_reported(line: Store, tmp_path: Path) -> None:
     (tmp_path / "volume").symlink_to("/nowhere/at/all")
     line.db.execute(
         f"insert into dataset (datasetid, hostname) values ('b', '{tmp_path}/volume/b')", {}
@@ -245,7 +245,7 @@ def made(store: Store, jobid: str, *facts: Fact) -> None:
     store.finish(claim, facts)
 
 
-def test_a_stale_output_is_told(line: Store) -> None:
+def test_a_stale_output_is_reported(line: Store) -> None:
     put(line, "raw", "READY", jobid="external")
     made(line, "fetch", Fact("a", D, rows=10, fingerprint="abc"))
     made(line, "load")
@@ -262,7 +262,7 @@ def test_a_stale_output_is_told(line: Store) -> None:
     assert right.rows[0]["consumed"] == right.rows[0]["generation"] - 1 or right.rows[0]["consumed"]
 
 
-def test_a_stale_output_of_hand_made_inputs_is_told(line: Store) -> None:
+def test_a_stale_output_of_inputs_marked_by_hand_is_reported(line: Store) -> None:
     put(line, "a", "READY")
     made(line, "load")
     assert explain(line, "load", D).answers[1].ok is True
@@ -272,7 +272,7 @@ def test_a_stale_output_of_hand_made_inputs_is_told(line: Store) -> None:
     assert explain(line, "load", D).answers[1].ok is False
 
 
-def test_a_place_that_is_gone_or_moved(line: Store, tmp_path: Path) -> None:
+def test_a_missing_or_moved_place_is_reported(line: Store, tmp_path: Path) -> None:
     folder = tmp_path / "a"
     folder.mkdir()
     line.db.execute(f"insert into dataset (datasetid, hostname) values ('a', '{folder}')", {})
@@ -395,7 +395,7 @@ def test_a_place_that_cannot_be_reached_from_here_is_unknown(
     assert "whether the chunk is there can't be told from here" in look(line)[1]
 
 
-def test_an_input_that_failed_its_checks(line: Store) -> None:
+def test_an_input_that_failed_its_checks_is_reported(line: Store) -> None:
     put(line, "raw", "READY", jobid="external")
     made(line, "fetch", Fact("a", D, validated=False, checks="3 rows without a date"))
     found = explain(line, "load", D)
@@ -410,7 +410,7 @@ def test_an_input_that_failed_its_checks(line: Store) -> None:
 # --- the job as a whole ---
 
 
-def test_a_job_tells_what_is_next_and_how_much(line: Store) -> None:
+def test_a_job_is_explained_with_its_next_chunk_and_its_backlog(line: Store) -> None:
     for number in (2, 10, 9):
         put(line, "a", "READY", dataid=str(number))
     put(line, "b", "READY", jobid="load", dataid="2")
@@ -420,7 +420,7 @@ def test_a_job_tells_what_is_next_and_how_much(line: Store) -> None:
     assert found.counts == {"": 2, "ALREADY_DONE": 1, "DATA_NOT_READY": 1}
 
 
-def test_a_job_with_nothing_to_do_tells_what_its_chunks_wait_for(line: Store) -> None:
+def test_an_idle_job_is_explained_by_what_its_chunks_wait_for(line: Store) -> None:
     assert explain(line, "load").code == "DATA_NOT_READY"
     for number in range(5):
         put(line, "a", "READY", dataid=str(number))
@@ -463,7 +463,7 @@ def test_a_job_without_chunks_points_at_what_is_missing_and_not_at_itself(store:
     assert "waits for this job in turn" in found.reasons[0].text
 
 
-def test_a_job_with_something_to_do_tells_what_keeps_the_rest_back(
+def test_a_busy_job_is_explained_by_what_holds_back_the_rest(
     line: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(16):
@@ -484,7 +484,7 @@ def test_a_job_with_something_to_do_tells_what_keeps_the_rest_back(
     assert "HELD" in {reason.code for reason in found.reasons}
 
 
-def test_of_a_job_of_many_chunks_the_queue_and_examples_are_looked_at(
+def test_for_a_job_of_many_chunks_only_the_queue_and_examples_are_read(
     line: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(explain_module, "MAX_JUDGED_ROWS", 1)
@@ -514,7 +514,7 @@ def test_a_paused_job_says_so_first(line: Store) -> None:
     assert (found.may_run, found.code, found.next_chunk) == (False, "PAUSED", D)
 
 
-def test_a_queue_that_lies_is_noticed(line: Store) -> None:
+def test_a_wrong_queue_is_noticed(line: Store) -> None:
     put(line, "a", "READY")
     line.fill()
     line.db.execute("delete from pending", {})
@@ -732,7 +732,7 @@ def test_the_past_moment_before_now_gives_the_same_reasons(
     max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(shape=JOBS, rows=ROWS, dial=DIALS, late=LATE)
-def test_whoever_follows_the_advice_gets_to_run(
+def test_following_the_advice_makes_the_chunk_claimable(
     quick: Store,
     shape: tuple[str, str],
     rows: list[tuple[str, str, str, str]],
@@ -762,7 +762,7 @@ def test_whoever_follows_the_advice_gets_to_run(
     raise AssertionError(seen)
 
 
-def test_registering_mends_what_is_flawed(line: Store) -> None:
+def test_registering_repairs_a_flawed_job(line: Store) -> None:
     job(line, "loop", "a", "a")
     found = explain(line, "loop", D)
     assert (found.code, found.action) == (

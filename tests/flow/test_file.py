@@ -144,7 +144,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED, ids=lambda text: text[:60])
-def test_what_is_wrong_is_said_in_a_line_with_its_place(text: str) -> None:
+def test_errors_are_one_line_with_file_and_line(text: str) -> None:
     with pytest.raises(FlowError) as error:
         Flow.parse(text)
     assert REFUSED[text] in str(error.value)
@@ -152,7 +152,7 @@ def test_what_is_wrong_is_said_in_a_line_with_its_place(text: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_bomb_is_refused_before_it_is_made() -> None:
+def test_a_yaml_bomb_is_refused_before_it_expands() -> None:
     lines = ["a: &a0 [" + "x," * 10 + "]"]
     lines += [f"b{n}: &a{n} [{f'*a{n - 1},' * 10}]" for n in range(1, 12)]
     began = time.monotonic()
@@ -180,7 +180,7 @@ def test_a_password_that_is_written_out_is_refused_and_not_shown(written: str) -
     assert "Geheim" not in str(error.value)
 
 
-def test_variables_of_the_environment_stand_in_places() -> None:
+def test_places_may_contain_environment_variables() -> None:
     dataset = Dataset("a", hostname="${ROOT}/in", tablename="$${x}", where="flow.yml:3")
     assert dataset.columns({"ROOT": "/data"})["hostname"] == "/data/in"
     assert dataset.columns({"ROOT": "/data"})["tablename"] == "${x}"
@@ -336,7 +336,7 @@ def test_the_documents_name_every_key() -> None:
         ("{rows: {min: 3, max: 2}}", "has a min of rows above the max"),
     ],
 )
-def test_what_can_not_be_expected_is_refused_with_its_line(expect: str, why: str) -> None:
+def test_invalid_expectations_are_refused_with_their_line(expect: str, why: str) -> None:
     text = f"flow: x\ndatasets:\n  a:\n    hostname: /a\n    expect: {expect}\n"
     with pytest.raises(FlowError) as caught:
         Flow.parse(text + "jobs: {make: {out: a, run: ./x}}\n")
@@ -352,13 +352,13 @@ def test_what_can_not_be_expected_is_refused_with_its_line(expect: str, why: str
         ("{a: {out: a, pipeline: .}}", "job 'a', which writes it, has no run, python or spark"),
     ],
 )
-def test_what_nobody_would_ask_for_is_refused(jobs: str, why: str) -> None:
+def test_absurd_expectations_are_refused(jobs: str, why: str) -> None:
     with pytest.raises(FlowError, match=r"flow\.yml:2: Dataset 'a' has expect, and ") as caught:
         Flow.parse(f"flow: x\ndatasets: {{a: {{expect: {{rows: {{min: 1}}}}}}}}\njobs: {jobs}\n")
     assert why in str(caught.value)
 
 
-def test_what_python_expects_is_checked_alike() -> None:
+def test_expectations_in_python_are_checked_alike() -> None:
     flow = Flow(
         "x",
         datasets=[Dataset("a", hostname="/a", expect={"exists": True, "rows": {"max": 3}})],

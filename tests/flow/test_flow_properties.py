@@ -123,7 +123,7 @@ def test_the_plan_of_an_export_is_empty(fresh: Callable[[], Store], flow: Flow) 
 
 @RANDOM
 @given(edits=st.lists(flows(), min_size=2, max_size=4), theirs=flows("bank"))
-def test_edits_that_are_applied_come_out_as_a_fresh_apply(
+def test_applying_edits_equals_a_fresh_apply(
     fresh: Callable[[], Store], edits: list[Flow], theirs: Flow
 ) -> None:
     store = fresh()

@@ -125,7 +125,7 @@ def test_a_flow_is_applied_once_and_then_its_plan_is_empty(store: Store) -> None
     check(store)
 
 
-def test_what_changes_is_told_and_only_that_is_written(store: Store) -> None:
+def test_only_changes_are_listed_and_written(store: Store) -> None:
     apply_flow(store, shop(jobs=[job(environment={"MODE": "fast"})]))
     [(modified,)] = sql(store, "select modified from job where itemtype = 'IN'")
     changed = shop(
@@ -154,7 +154,7 @@ def test_what_changes_is_told_and_only_that_is_written(store: Store) -> None:
     assert sql(store, "select modified from job where itemtype = 'IN'") == [(modified,)]
 
 
-def test_a_change_by_hand_is_drift_that_apply_takes_back(store: Store) -> None:
+def test_a_change_by_hand_is_drift_that_apply_reverts(store: Store) -> None:
     apply_flow(store, SHOP)
     registry.add_dataset(store, "sales", hostname="/elsewhere")
     registry.add_job(store, "check", ["more"])
@@ -182,7 +182,7 @@ def test_dials_that_the_flow_does_not_set_are_left_to_people(store: Store) -> No
     assert told(plan_flow(store, moment)) == []
 
 
-def test_what_the_flow_no_longer_declares_goes_and_its_chunks_stay(store: Store) -> None:
+def test_what_the_flow_no_longer_declares_is_removed_but_its_chunks_stay(store: Store) -> None:
     for dataid in "12345":
         put(store, "sales", dataid)
     apply_flow(store, SHOP)
@@ -206,7 +206,7 @@ def test_what_the_flow_no_longer_declares_goes_and_its_chunks_stay(store: Store)
     assert registrations(store) == {"dataset": [], "job": [], "dials": [], "origin": []}
 
 
-def test_a_job_that_runs_is_neither_removed_nor_linked_anew(store: Store) -> None:
+def test_a_running_job_is_neither_removed_nor_relinked(store: Store) -> None:
     put(store, "sales", "1")
     apply_flow(store, SHOP)
     [claim] = take(store, "check")
@@ -279,7 +279,7 @@ def test_a_dataset_that_a_job_of_others_uses_is_not_removed(store: Store) -> Non
     assert "'sales' of job 'check' is neither declared" in plan_flow(store, own).notes[0]
 
 
-def test_what_a_pipeline_registered_is_the_projects(store: Store) -> None:
+def test_registrations_of_a_pipeline_belong_to_its_project(store: Store) -> None:
     registry.add_job(
         store, "clean", [], ["out"], {"project": "crm"}, replace=True, origin="project:crm"
     )
@@ -391,7 +391,7 @@ def test_the_git_commit_is_recorded(odf: Odf, store: Store) -> None:
     assert (f"odf apply: shop at {commit}+",) in sql(store, "select why from registration")
 
 
-def test_a_target_is_meant_as_it_is_written(
+def test_a_target_overrides_the_settings_as_declared(
     odf: Odf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "project"
@@ -475,7 +475,7 @@ def test_a_flow_in_python_is_planned_by_its_name(odf: Odf, store: Store) -> None
 HOSTILE = ["; drop table job; --", "it's", "a|b", "<script>", "`x`", "%s", "${X}", "# x", "on", "é"]
 
 
-def test_hostile_names_are_told_in_one_piece_and_kept(odf: Odf, store: Store) -> None:
+def test_hostile_names_are_printed_safely_and_kept(odf: Odf, store: Store) -> None:
     flow = Flow(
         "a`|<b>",
         datasets=[Dataset(name, tablename="$${x} | <b>") for name in HOSTILE],
@@ -520,7 +520,7 @@ def test_a_circle_with_what_is_registered_is_refused(store: Store) -> None:
     assert registrations(store)["dataset"] == []
 
 
-def test_doctor_tells_of_drift(odf: Odf, store: Store) -> None:
+def test_doctor_reports_drift(odf: Odf, store: Store) -> None:
     assert "flow.yml" not in odf("doctor").stdout
     Path("flow.yml").write_text("flow: shop\ndatasets: {a: {}}\n")
 
@@ -631,7 +631,7 @@ def test_an_apply_that_is_killed_has_changed_nothing(store: Store, url: str) -> 
 # --- export ---------------------------------------------------------------------------------------
 
 
-def test_what_no_flow_may_say_is_left_out_of_an_export(odf: Odf, store: Store) -> None:
+def test_an_export_leaves_out_what_a_flow_cant_declare(odf: Odf, store: Store) -> None:
     registry.add_dataset(store, "good", hostname="${x}", options='{"delimiter": ";"}')
     for host in ("one", "two"):
         sql(store, "insert into dataset (datasetid, hostname) values ('twice', :host)", host=host)

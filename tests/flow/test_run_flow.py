@@ -83,7 +83,7 @@ def test_a_slash_and_an_existing_file_are_scripts(odf: Odf, store: Store) -> Non
     assert "frist: not found in PATH" in refused
 
 
-def test_what_no_script_runs_says_what_does(odf: Odf) -> None:
+def test_running_a_job_without_a_script_says_what_runs_it(odf: Odf) -> None:
     Path("flow.yml").write_text("flow: shop\njobs: {p: {out: x, pipeline: crm}, none: {out: y}}\n")
     assert "/crm' has no project.yml" in odf("p", code=2).stderr
     assert "odf run --job none SCRIPT" in odf("none", code=4).stderr
@@ -153,7 +153,7 @@ def test_a_python_function_is_run_by_its_name(odf: Odf, store: Store) -> None:
         ("jobs.py:copy", "def copy(:", "can't be imported: SyntaxError"),
     ],
 )
-def test_what_is_wrong_with_a_function_is_said_in_a_line(
+def test_a_faulty_function_is_reported_in_one_line(
     odf: Odf, named: str, text: str, why: str
 ) -> None:
     Path("flow.yml").write_text(f"flow: shop\njobs: {{by_hand: {{out: x, python: {named}}}}}\n")
@@ -175,7 +175,7 @@ jobs:
 """
 
 
-def test_what_the_flow_expects_gates_each_chunk(odf: Odf, store: Store) -> None:
+def test_expectations_of_the_flow_gate_each_chunk(odf: Odf, store: Store) -> None:
     Path("flow.yml").write_text(EXPECTING)
     Path("make.sh").write_text(
         "#!/bin/sh\nmkdir -p made\n[ $dataid = 1 ] || : > made/$dataid.csv\n"
@@ -257,6 +257,6 @@ def test_all_jobs_need_a_flow_and_no_script(odf: Odf) -> None:
     assert "There is no flow.yml" in odf("--all-jobs", code=2).stderr
 
 
-def test_jobs_stand_behind_those_whose_data_they_read() -> None:
+def test_jobs_are_ordered_after_those_whose_data_they_read() -> None:
     names = [job.jobid for job in in_order(Flow.parse(FLOW))]
     assert names.index("first") < names.index("second") < names.index("third")

@@ -145,7 +145,7 @@ def test_items_are_one_load_and_a_bad_one_fails_alone(
     assert "can't be written" in str(mixed[2])
 
 
-def test_what_it_cannot_keep_fails_alone_and_one_that_is_away_is_waited_for(
+def test_rows_it_refuses_fail_alone_and_an_outage_is_waited_for(
     store: Store, project: Project, big: BigQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(store, big)
@@ -239,7 +239,9 @@ def test_a_source_is_read_only(store: Store, project: Project, big: BigQuery, te
     assert "POST /bigquery/v2/projects/shop/queries" not in big.requests
 
 
-def test_what_isnt_there_is_told_in_a_line(store: Store, project: Project, big: BigQuery) -> None:
+def test_a_missing_table_is_reported_in_one_line(
+    store: Store, project: Project, big: BigQuery
+) -> None:
     add(store, big)
     with pytest.raises(DataflowError) as error:
         source_of(store, project, "sums").pandas()
@@ -258,7 +260,7 @@ def test_what_isnt_there_is_told_in_a_line(store: Store, project: Project, big: 
         source_of(store, project, "sums").pandas()
 
 
-def test_a_server_that_isnt_there_is_told_of_soon(
+def test_an_unreachable_server_is_reported_soon(
     store: Store, project: Project, big: BigQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bigquery, "TIMEOUT_SECONDS", 0.5)

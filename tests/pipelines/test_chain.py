@@ -143,11 +143,13 @@ def run(df):
         (SAME, "def run(df):\n    return df.replace(np.nan, 'Undefined', regex=True)\n"),
     ],
 )
-def test_an_existing_project_gets_what_it_got(chain: Chain, first: str, second: str) -> None:
+def test_an_existing_project_gets_the_same_inputs_as_before(
+    chain: Chain, first: str, second: str
+) -> None:
     assert chain.both(first, second) == by_hand(first, second)
 
 
-def test_whatever_pandas_can_write_reaches_the_next_pipeline_as_its_csv_tells(
+def test_values_reach_the_next_pipeline_as_from_a_csv(
     chain: Chain,
 ) -> None:
     first = PRELUDE + made(
@@ -290,14 +292,14 @@ def test_compacted_it_is_the_same(chain: Chain) -> None:
     assert read_files(chain.spark, path, note, "csv").where("won").count() == 2
 
 
-def test_what_is_no_unicode_is_told_in_a_line(chain: Chain) -> None:
+def test_a_string_that_isnt_unicode_is_reported_in_one_line(chain: Chain) -> None:
     chain.write("clean", made("{'a': ['\\ud800']}"))
     chain.write("merge", SAME)
     assert chain.run("clean") == Outcome(1, failed=1)
     assert any("isn't Unicode" in line for line in chain.said)
 
 
-def test_a_source_that_is_made_by_a_pipeline_and_so_not_read_is_told(anywhere: Chain) -> None:
+def test_a_file_ignored_in_favor_of_a_pipeline_is_reported(anywhere: Chain) -> None:
     anywhere.write("clean", SAME)
     anywhere.write("merge", SAME)
     line = (

@@ -55,7 +55,7 @@ def refused(client: Client) -> str:
     return [line for line in client.said if line.startswith(STAYS)][-1].removeprefix(STAYS)
 
 
-def test_a_file_with_a_syntax_error_takes_nothing_away(client: Client, root: Path) -> None:
+def test_a_syntax_error_leaves_the_served_version_unchanged(client: Client, root: Path) -> None:
     file = root / "pipelines" / "live" / "add.py"
     file.write_text(BROKEN)
     codes = set()
@@ -105,7 +105,7 @@ def test_a_file_with_a_syntax_error_takes_nothing_away(client: Client, root: Pat
         ("later.py", "def f(:\n", "later.py:1: SyntaxError: invalid syntax"),
     ],
 )
-def test_what_cannot_be_loaded_is_refused_with_its_place(
+def test_a_file_that_cannot_be_loaded_is_refused_with_its_place(
     client: Client, root: Path, name: str, text: str, why: str
 ) -> None:
     (root / name).write_text(text)
@@ -165,7 +165,7 @@ def test_while_the_database_is_away_nothing_is_refused(
     close(store)
 
 
-def test_what_was_broken_at_the_start_holds_up_nothing(sqlite_url: str, root: Path) -> None:
+def test_faults_from_the_start_hold_up_no_new_version(sqlite_url: str, root: Path) -> None:
     (root / "pipelines/quiet/add.py").write_text(BROKEN)
     (root / "template.py").write_text("{{ not python }}\n")
     store = open_store(sqlite_url)
@@ -192,7 +192,7 @@ HELPED = ROW.replace("import pandas as pd", "import pandas as pd\nfrom helper im
 
 
 @pytest.mark.timeout(400)
-def test_the_worker_goes_on_with_the_files_that_were_good(served: Served) -> None:
+def test_the_worker_continues_with_the_last_valid_files(served: Served) -> None:
     file, helper = served.root / "pipelines" / "live" / "add.py", served.root / "helper.py"
     helper.write_text("def mark(n):\n    return f'old {n}'\n")
     file.write_text(HELPED)
@@ -346,7 +346,7 @@ def test_a_version_that_changes_while_it_is_checked_is_not_taken(
     assert not versions.said
 
 
-def test_what_is_refused_is_asked_again_for_a_package_that_comes_later(
+def test_a_refused_version_is_loaded_again_later(
     versions: Versions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "import of_later\n" + ADD
@@ -409,7 +409,7 @@ def test_pandas_that_runs_elsewhere_is_only_parsed(root: Path) -> None:
     assert list(deployment.check(_version(root), local=False)) == ["pipelines/live/add.py"]
 
 
-def test_a_file_that_never_ends_loading_is_told(
+def test_a_file_that_never_finishes_loading_is_reported(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (root / "pipelines" / "live" / "add.py").write_text("import time\ntime.sleep(600)\n" + ADD)
@@ -425,7 +425,7 @@ def _version(root: Path) -> Path:
     return folder
 
 
-def test_what_a_killed_server_has_left_is_removed(
+def test_leftovers_of_a_killed_server_are_removed(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -469,7 +469,7 @@ def run(df: DataFrame, stream=None) -> DataFrame:
 
 
 @pytest.mark.timeout(400)
-def test_a_module_that_runs_on_the_driver_is_of_the_version_that_counts(served: Served) -> None:
+def test_modules_on_the_driver_belong_to_the_served_version(served: Served) -> None:
     helper = served.root / "helper.py"
     helper.write_text("def mark():\n    return 'old'\n")
     (served.root / "pipelines" / "live" / "add.py").write_text(NATIVE)

@@ -182,7 +182,7 @@ def check(somewhere: Somewhere, bad: str, verdict: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:DataFrame columns are not unique")
-def test_what_a_place_cannot_keep_fails_alone(somewhere: Somewhere, project: Project) -> None:
+def test_rows_that_a_place_refuses_fail_alone(somewhere: Somewhere, project: Project) -> None:
     for bad, what in somewhere.bad():
         somewhere.begin()
         parts = [(claim(1, 1), row(1)), (claim(2, 2), what), (claim(3, 3), row(3))]
@@ -197,7 +197,7 @@ def test_what_a_place_cannot_keep_fails_alone(somewhere: Somewhere, project: Pro
 
 
 @pytest.mark.filterwarnings("ignore:DataFrame columns are not unique")
-def test_what_a_place_cannot_keep_alone_is_told_and_leaves_nothing(
+def test_a_refused_run_is_reported_and_leaves_nothing(
     somewhere: Somewhere, project: Project
 ) -> None:
     for bad, what in somewhere.bad():
@@ -212,9 +212,7 @@ def test_what_a_place_cannot_keep_alone_is_told_and_leaves_nothing(
             assert somewhere.kept(project, verdicts) == [3], (bad, verdicts)
 
 
-def test_a_bad_item_does_not_tell_what_a_new_place_looks_like(
-    new_table: Somewhere, project: Project
-) -> None:
+def test_a_bad_item_does_not_define_a_new_place(new_table: Somewhere, project: Project) -> None:
     parts = [
         (claim(1, 1), frame(other=["q\ud800", "x"])),
         (claim(2, 2), frame(id=[2], v=["x"])),
@@ -231,7 +229,7 @@ def test_a_bad_item_does_not_tell_what_a_new_place_looks_like(
     assert path.read_text() == "id,v\n2,x\n3,x\n4,y\n"
 
 
-def test_the_longest_item_tells_what_a_new_table_looks_like(
+def test_the_item_with_most_columns_defines_a_new_table(
     new_table: Somewhere, project: Project
 ) -> None:
     empty = frame(id=[], v=[]).astype(object)

@@ -102,7 +102,7 @@ def through(engine: Engine, slug: str) -> Any:
 # --- the same rows ---
 
 
-def test_an_existing_project_makes_what_plain_pandas_makes(either: Made) -> None:
+def test_an_existing_project_gives_the_same_rows_as_plain_pandas(either: Made) -> None:
     engine = either("old_style")
     expected = plainly(engine.project, "clean_rentals")
     ran = through(engine, "clean_rentals")
@@ -110,7 +110,7 @@ def test_an_existing_project_makes_what_plain_pandas_makes(either: Made) -> None
     assert len(ran) == 3
 
 
-def test_both_engines_make_the_same_rows(made: Made) -> None:
+def test_both_engines_give_the_same_rows(made: Made) -> None:
     engine = made("two_ways")
     expected = plainly(engine.project, "orders").reset_index(drop=True)
     for slug in WAYS:
@@ -277,7 +277,7 @@ def test_a_time_with_a_zone_is_the_same_moment_in_spark(
     assert back.isna().tolist() == [False, True]
 
 
-def test_types_that_spark_hasnt_are_the_next_or_are_told(made: Made) -> None:
+def test_types_that_spark_lacks_are_widened_or_refused(made: Made) -> None:
     ran = made(native=NATIVE)
     given = pd.DataFrame(
         {
@@ -410,7 +410,7 @@ def test_it_runs_elsewhere_in_the_projects_surroundings(either: Made) -> None:
     assert engine.run("p", "where", [given]).frame["name"][0] == "two, changed"
 
 
-def test_what_one_changes_the_next_does_not_see(either: Made) -> None:
+def test_changes_of_one_transformation_stay_invisible_to_the_next(either: Made) -> None:
     engine = either(
         spoil="def run(df, other):\n    other['x'] = 0\n    other['l'][0].append(9)\n    return df",
         look="def run(df, other, stream=None):\n    df['seen'] = [str(other.to_dict('list'))]\n"
@@ -468,7 +468,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("code", "message", "printed"), WRONG)
-def test_a_failure_is_told_with_what_was_printed(
+def test_a_failure_is_reported_with_what_was_printed(
     either: Made, code: str, message: str, printed: str
 ) -> None:
     engine = either(bad=code)
@@ -519,7 +519,7 @@ DIE = """
 """
 
 
-def test_a_worker_that_dies_is_told_in_a_line(either: Made) -> None:
+def test_a_dead_worker_is_reported_in_one_line(either: Made) -> None:
     engine = either(die=DIE)
     with pytest.raises(WorkerDied, match=r"The process of p\.die ended while it ran") as told:
         engine.run("p", "die", [pd.DataFrame({"n": [1]})])
@@ -613,7 +613,7 @@ def test_it_can_be_stopped(either: Made) -> None:
         engine.run("p", "loop", [])
 
 
-def test_who_asks_for_an_end_is_named(spark: "SparkSession", made: Made) -> None:
+def test_the_reason_for_an_end_is_named(spark: "SparkSession", made: Made) -> None:
     project = made(loop="def run(df):\n    while True: pass").project
     end = time.monotonic() + 1.5
 
@@ -722,7 +722,7 @@ spark.stop()
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", ["spark.master", "spark.remote"])
-def test_where_the_files_are_not_there_they_are_sent(
+def test_missing_project_files_are_sent_to_the_worker(
     way: str, made: Made, request: pytest.FixtureRequest
 ) -> None:
     address = (
@@ -763,7 +763,7 @@ def test_where_the_files_are_not_there_they_are_sent(
 # --- what the first leaves to the next ---
 
 
-def test_each_has_its_own_logs_in_a_worker_that_stays(either: Made) -> None:
+def test_each_transformation_has_its_own_logs_in_a_reused_worker(either: Made) -> None:
     log = """
         import logging, os
         logging.basicConfig(level=logging.INFO)
@@ -798,7 +798,7 @@ def test_a_log_of_sparks_own_frames_is_kept(made: Made) -> None:
         assert engine.run("p", name, [pd.DataFrame({"n": [1]})]).printed == "log\nchild\n"
 
 
-def test_the_folder_that_one_goes_to_is_not_the_next_ones(either: Made) -> None:
+def test_a_change_of_the_working_folder_doesnt_affect_the_next(either: Made) -> None:
     engine = either(
         away="import os\ndef run(df, stream=None):\n    os.chdir('/')\n    return df",
         reads="def run(df):\n    open('project.yml').close()\n    return df",
@@ -811,7 +811,7 @@ def test_the_folder_that_one_goes_to_is_not_the_next_ones(either: Made) -> None:
 
 
 @pytest.mark.parametrize("error", ["GeneratorExit('g')", "KeyboardInterrupt", "SystemExit"])
-def test_an_item_fails_by_whatever_is_raised(either: Made, error: str) -> None:
+def test_any_exception_fails_the_item(either: Made, error: str) -> None:
     engine = either(
         bad=f"def run(df, stream=None):\n    if stream == 2:\n        raise {error}\n    return df"
     )

@@ -198,7 +198,7 @@ def test_items_become_rows_in_their_order(shop: Shop) -> None:
     check(shop.store)
 
 
-def test_an_item_that_fails_fails_alone_and_may_be_sent_back(shop: Shop) -> None:
+def test_a_failed_item_fails_alone_and_may_be_resubmitted(shop: Shop) -> None:
     ids = shop.send("a", "bad", "c", {"product": 1})
     shop.consume()
     assert shop.status() == ["READY", "FAILED", "READY", "FAILED"]
@@ -222,7 +222,7 @@ def test_an_item_that_fails_fails_alone_and_may_be_sent_back(shop: Shop) -> None
     check(shop.store)
 
 
-def test_an_item_that_ends_its_process_fails_alone(lite: Shop) -> None:
+def test_an_item_that_crashes_its_process_fails_alone(lite: Shop) -> None:
     ids = lite.send("a", "b", "dies", "d")
     lite.consume()
     assert lite.status() == ["READY", "READY", "FAILED", "READY"]
@@ -265,7 +265,7 @@ def test_an_item_that_keeps_spark_too_long_fails_alone(lite: Shop) -> None:
     assert failed["reason"] == "it took longer than its time_limit, see `odf policy`"
 
 
-def test_code_on_the_driver_that_took_too_long_is_told_so(
+def test_slow_code_on_the_driver_fails_with_that_reason(
     lite: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lite.write(
@@ -312,7 +312,7 @@ def test_an_item_arrives_as_itself(lite: Shop, text: str) -> None:
     assert not list(lite.root.glob("**/hacked"))
 
 
-def test_what_a_destination_cannot_keep_fails_alone(lite: Shop) -> None:
+def test_an_item_that_the_destination_refuses_fails_alone(lite: Shop) -> None:
     lite.send("a", "half \ud800", "c", {"name": "more", "product": 1, "unknown": 7})
     lite.consume()
     assert lite.status() == ["READY", "FAILED", "READY", "FAILED"]
@@ -328,7 +328,7 @@ def test_what_a_destination_cannot_keep_fails_alone(lite: Shop) -> None:
     assert lite.names()[2:] == ["'half \\ud800'", "'nul \\x00'"]
 
 
-def test_the_job_of_a_batch_of_items_tells_them(lite: Shop) -> None:
+def test_the_spark_job_of_a_batch_names_its_items(lite: Shop) -> None:
     ids = lite.send("a", "b", "c")
     with labels_of_jobs(lite.spark) as labels:
         lite.consume()
@@ -344,7 +344,7 @@ def test_a_paused_pipeline_waits(shop: Shop) -> None:
     assert shop.status() == ["READY"]
 
 
-def test_a_run_that_is_no_item_is_left_to_its_command(shop: Shop) -> None:
+def test_runs_are_left_to_odf_pipeline_run(shop: Shop) -> None:
     run = new_run(shop.store, "live")
     shop.send("a", "b")
     shop.consume()
@@ -359,7 +359,7 @@ def test_a_run_that_is_no_item_is_left_to_its_command(shop: Shop) -> None:
     check(shop.store)
 
 
-def test_items_go_on_while_a_run_that_was_sent_back_waits(shop: Shop) -> None:
+def test_items_are_processed_while_a_resubmitted_run_waits(shop: Shop) -> None:
     run = new_run(shop.store, "live")
     [claim] = take(shop.store, "live", "person", only=run)
     shop.store.fail(claim, "no good")
@@ -392,7 +392,7 @@ def test_items_wait_for_a_source_that_is_missing(lite: Shop) -> None:
     assert lite.rows()[0]["total"] == "14"
 
 
-def test_an_item_that_another_has_taken_over_is_not_published(shop: Shop) -> None:
+def test_an_item_recovered_by_another_worker_is_not_published(shop: Shop) -> None:
     ids = shop.send("a", "b", "c")
     feeder = shop.feeder(3)
     claims = feeder.claim()
@@ -407,7 +407,7 @@ def test_an_item_that_another_has_taken_over_is_not_published(shop: Shop) -> Non
     assert shop.names() == ["a", "c", "b"]
 
 
-def test_when_spark_is_gone_the_items_are_tried_again_alone(lite: Shop) -> None:
+def test_after_a_spark_crash_items_are_retried_one_by_one(lite: Shop) -> None:
     def gone() -> Any:
         raise ConnectionRefusedError("Java is gone")
 
@@ -438,7 +438,7 @@ class Halting(Engine):
         return super().run_items(slug, names, sources, items, **how)
 
 
-def test_only_what_ends_spark_again_and_again_is_held(shop: Shop) -> None:
+def test_only_an_item_that_crashes_spark_repeatedly_is_held(shop: Shop) -> None:
     ids = shop.send("a", "b", "halts", "d", "e")
     sizes: list[int] = []
 
@@ -468,7 +468,7 @@ def test_only_what_ends_spark_again_and_again_is_held(shop: Shop) -> None:
     check(shop.store)
 
 
-def test_nobody_fails_of_the_end_of_spark(lite: Shop) -> None:
+def test_items_interrupted_by_a_spark_shutdown_are_retried(lite: Shop) -> None:
     class Ended(Engine):
         def run_items(self, slug: str, names: Any, sources: Any, items: Any, **how: Any) -> Any:
             reason = "ConnectionRefusedError: Connection refused (pipelines/live/price.py:9)"
@@ -482,7 +482,7 @@ def test_nobody_fails_of_the_end_of_spark(lite: Shop) -> None:
     assert lite.status() == ["RESUBMIT", "RESUBMIT"]
 
 
-def test_what_was_lost_in_company_is_never_held(shop: Shop) -> None:
+def test_items_lost_together_are_never_held(shop: Shop) -> None:
     policy(shop.store, "live", max_losses=1)
     shop.send("a", "b")
     shop.feeder(2).claim()
@@ -496,7 +496,7 @@ def test_what_was_lost_in_company_is_never_held(shop: Shop) -> None:
     assert shop.consume() == [1]
 
 
-def test_a_suspect_is_worked_on_with_nothing_else_in_hand() -> None:
+def test_a_suspect_item_runs_alone() -> None:
     turns, over = Turns(lambda: over.is_set()), Event()
     told: list[str] = []
 
@@ -529,7 +529,7 @@ def test_a_suspect_is_worked_on_with_nothing_else_in_hand() -> None:
     assert sorted(told[2:]) == ["no batch", "no other"]
 
 
-def test_what_is_in_hand_at_the_end_is_given_back(lite: Shop) -> None:
+def test_unfinished_items_are_given_back_at_the_end(lite: Shop) -> None:
     lite.send("a", "b")
     lite.ended.append("the server's end")
     with pytest.raises(Stopped):
@@ -542,7 +542,7 @@ def test_what_is_in_hand_at_the_end_is_given_back(lite: Shop) -> None:
     assert lite.consume() == []
 
 
-def test_what_a_killed_worker_had_in_hand_is_done_again_once(shop: Shop) -> None:
+def test_items_of_a_killed_worker_are_processed_again_once(shop: Shop) -> None:
     shop.send("a", "b", "c")
     feeder = shop.feeder(2)
     claims = feeder.claim()
@@ -557,7 +557,7 @@ def test_what_a_killed_worker_had_in_hand_is_done_again_once(shop: Shop) -> None
     check(shop.store)
 
 
-def test_an_item_whose_payload_was_cleaned_says_so(lite: Shop) -> None:
+def test_an_item_without_a_payload_fails_with_that_reason(lite: Shop) -> None:
     ids = lite.send("a", "b")
     lite.consume()
     clean(lite.store, "live")
@@ -580,7 +580,7 @@ def test_items_go_to_a_registered_table(lite: Shop, tmp_path: Path) -> None:
     assert rows == [("a", 3.0), ("c", 3.0)]
 
 
-def test_an_item_takes_no_place_of_a_newer_one(shop: Shop) -> None:
+def test_an_older_item_doesnt_replace_a_newer_one(shop: Shop) -> None:
     file = shop.root / "live.csv"
     add_dataset(shop.store, "live", hostname=str(file), writemode="replace")
     first, bad, last = shop.send("first", "bad", "last")
@@ -618,7 +618,7 @@ def test_a_run_and_an_item_are_compared_by_when_they_began(shop: Shop, written: 
         resubmit(shop.store, "live", [item])
 
 
-def test_a_file_that_moves_and_comes_back_goes_on(lite: Shop, tmp_path: Path) -> None:
+def test_a_file_that_was_moved_away_and_back_is_appended_to(lite: Shop, tmp_path: Path) -> None:
     lite.send("first")
     lite.consume()
     add_dataset(lite.store, "live", hostname=str(tmp_path / "other.csv"))
@@ -633,7 +633,7 @@ def test_a_file_that_moves_and_comes_back_goes_on(lite: Shop, tmp_path: Path) ->
     assert lite.names() == ["first"]
 
 
-def test_what_is_folded_leaves_the_file_as_it_is(shop: Shop) -> None:
+def test_folding_leaves_the_file_unchanged(shop: Shop) -> None:
     ids = shop.send("a", "b", "bad")
     shop.consume()
     for table, column in (("streamitem", "received"), ("chunkfact", "at")):
@@ -689,7 +689,7 @@ def test_items_wait_for_a_table_of_chunks_that_is_away(lite: Shop, tmp_path: Pat
 
 @pytest.mark.parametrize("place", ["parquet", "csv", "csvfile", "sqlite", "postgres"])
 @pytest.mark.parametrize("bad", ["half \ud800", {}, ["x", "y"], 2**70, [{"a": {}}, "half \ud800"]])
-def test_an_item_that_a_destination_cannot_keep_keeps_no_other_from_it(
+def test_a_refused_item_doesnt_keep_others_from_the_destination(
     lite: Shop, place: str, bad: Any, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     if place == "postgres":

@@ -136,7 +136,7 @@ PROJECTS = sorted(
 
 
 @pytest.mark.parametrize("root", PROJECTS, ids=lambda root: root.name)
-def test_each_project_makes_the_bytes_that_it_makes_on_spark(
+def test_each_project_writes_the_same_bytes_as_on_spark(
     root: Path, tmp_path: Path, lite: Store, spark: "SparkSession"
 ) -> None:
     made, ended = [], []
@@ -217,7 +217,7 @@ def refusal(*words: str, **environ: str) -> str:
     return line.removeprefix("odf: ")
 
 
-def test_what_spark_alone_can_do_is_refused_before_anything_is_claimed(
+def test_work_that_needs_spark_is_refused_before_anything_is_claimed(
     tmp_path: Path, lite: Store
 ) -> None:
     project = write(
@@ -252,7 +252,7 @@ def test_what_spark_alone_can_do_is_refused_before_anything_is_claimed(
     assert statuses(lite) == {}
 
 
-def test_settings_that_contradict_are_refused_in_a_line(
+def test_contradicting_settings_are_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = {"project.yml": "pipelines: [{slug: p, transformations: [own]}]"}
@@ -306,7 +306,7 @@ def test_users_code_sees_no_secret_and_the_process_is_reused(
     assert first["PYTHONHASHSEED"][0] == "0"
 
 
-def test_a_fork_that_comes_back_and_one_that_stays_disturb_nobody(tmp_path: Path) -> None:
+def test_forks_of_user_code_disturb_nobody(tmp_path: Path) -> None:
     back = "import os\ndef run(df):\n    os.fork()\n    return df.assign(x=1)\n"
     stays = """
         import os, time
@@ -329,7 +329,7 @@ def test_a_fork_that_comes_back_and_one_that_stays_disturb_nobody(tmp_path: Path
     assert [child for child in children if PROGRAM in child.cmdline()] == []
 
 
-def test_what_no_transformation_is_to_blame_for_is_told_in_a_line(tmp_path: Path) -> None:
+def test_errors_outside_transformations_are_reported_in_one_line(tmp_path: Path) -> None:
     pool = LocalProcesses()
     with pool.one() as process:
         with pytest.raises(DataflowError, match=r"^UnpicklingError: [^\n]+$"):
@@ -366,7 +366,7 @@ def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     child.wait(10)
 
 
-def test_threads_that_ask_at_once_have_a_process_each() -> None:
+def test_concurrent_threads_have_a_process_each() -> None:
     pool = LocalProcesses()
     with pool.one() as one, pool.one() as other:
         assert one is not other

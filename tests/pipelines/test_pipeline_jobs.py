@@ -50,7 +50,7 @@ def reads(plans: dict[str, Plan]) -> dict[str, list[str]]:
     return {slug: list(plan.inputs) for slug, plan in plans.items()}
 
 
-def test_a_pipeline_is_a_job_that_writes_its_destination_or_what_it_is_called(
+def test_a_pipeline_writes_its_destination_or_a_dataset_of_its_name(
     tmp_path: Path,
 ) -> None:
     found = plans_of(project(tmp_path, "daily: orders > sales", "plain: orders"))
@@ -59,7 +59,7 @@ def test_a_pipeline_is_a_job_that_writes_its_destination_or_what_it_is_called(
     assert found["plain"].outputs == ("plain",)
 
 
-def test_what_somebody_produces_is_waited_for_and_the_rest_is_read_as_it_stands(
+def test_produced_sources_are_waited_for_and_others_read_as_they_are(
     tmp_path: Path,
 ) -> None:
     shop = project(
@@ -83,7 +83,7 @@ def test_a_pipeline_without_a_destination_is_waited_for_unless_its_name_is_a_sou
     assert reads(plans_of(shop))["sums"] == []
 
 
-def test_nobody_waits_for_what_is_made_from_his_own_output(tmp_path: Path) -> None:
+def test_a_pipeline_doesnt_wait_for_a_source_made_from_its_own_output(tmp_path: Path) -> None:
     shop = project(
         tmp_path,
         "own: ledger > ledger",
@@ -102,13 +102,13 @@ def test_nobody_waits_for_what_is_made_from_his_own_output(tmp_path: Path) -> No
     }
 
 
-def test_a_project_may_turn_its_pipelines_round(store: Store, tmp_path: Path) -> None:
+def test_a_project_may_reverse_its_pipelines(store: Store, tmp_path: Path) -> None:
     register(store, project(tmp_path, "a: x > a_out", "b: a_out > b_out"))
     register(store, project(tmp_path, "a: b_out > a_out", "b: x > b_out"))
     assert store.read_plan("a").inputs == ("b_out",)
 
 
-def test_of_two_that_write_one_dataset_both_are_known_as_rivals(tmp_path: Path) -> None:
+def test_two_pipelines_of_one_dataset_are_rivals(tmp_path: Path) -> None:
     found = plans_of(project(tmp_path, "a: x > out", "b: y > out", "c: out"))
 
     assert found["a"].rivals == found["b"].rivals == ("out",)
@@ -120,7 +120,7 @@ def outputs(plans: dict[str, Plan]) -> dict[str, str]:
     return {slug: plan.outputs[0] for slug, plan in plans.items()}
 
 
-def test_where_nobody_reads_it_a_shared_destination_is_a_dataset_for_each(tmp_path: Path) -> None:
+def test_a_shared_unread_destination_is_a_dataset_for_each(tmp_path: Path) -> None:
     shop = project(tmp_path, "a: x > out", "b: y > out", "c: z > b")
     assert outputs(plans_of(shop)) == {"a": "a", "b": "out", "c": "b"}  # b is what c writes
     shop = project(tmp_path, "a: x > out", "b: y > out")
@@ -131,7 +131,7 @@ def test_where_nobody_reads_it_a_shared_destination_is_a_dataset_for_each(tmp_pa
     assert outputs(plans_of(shop, Known(written={"a": ("out",)}))) == {"a": "out", "b": "b"}
 
 
-def test_what_has_run_goes_on_writing_the_shared_dataset(store: Store, tmp_path: Path) -> None:
+def test_a_pipeline_that_has_run_keeps_the_shared_dataset(store: Store, tmp_path: Path) -> None:
     shop = project(tmp_path, "a: x > out")
     assert outputs(register(store, shop)) == {"a": "out"}
     shop = project(tmp_path, "a: x > out", "b: y > out")
@@ -143,13 +143,13 @@ def test_what_has_run_goes_on_writing_the_shared_dataset(store: Store, tmp_path:
     assert found["a"].rivals == ("out",)
 
 
-def test_who_takes_items_waits_for_nobody(tmp_path: Path) -> None:
+def test_a_pipeline_of_items_waits_for_no_input(tmp_path: Path) -> None:
     shop = project(tmp_path, "raw: orders > clean", "items: clean > all", items=ITEMS)
 
     assert reads(plans_of(shop)) == {"raw": [], "items": []}
 
 
-def test_nobody_waits_for_each_item(tmp_path: Path) -> None:
+def test_no_pipeline_waits_for_single_items(tmp_path: Path) -> None:
     shop = project(
         tmp_path,
         "items: x > all",
@@ -163,7 +163,7 @@ def test_nobody_waits_for_each_item(tmp_path: Path) -> None:
     assert reads(found) == {"items": [], "end": [], "raw": [], "both": ["clean"]}
 
 
-def test_sources_whose_runs_have_names_of_their_own_are_read_as_they_stand(tmp_path: Path) -> None:
+def test_sources_named_by_different_runs_are_read_as_they_are(tmp_path: Path) -> None:
     shop = project(
         tmp_path,
         "a: x > a_out",
@@ -186,7 +186,7 @@ def test_sources_whose_runs_have_names_of_their_own_are_read_as_they_stand(tmp_p
     }
 
 
-def test_what_jobs_write_has_the_names_of_the_runs_that_they_read(tmp_path: Path) -> None:
+def test_outputs_are_named_like_the_runs_that_they_read(tmp_path: Path) -> None:
     shop = project(tmp_path, "a: x > a_out", "end: a_out loaded other > end")
     other = Plan("of_another", (), ("other",), ((MARK, "Garden"),), (), False)
     loader = Plan("loader", ("a_out",), ("loaded",), (), (), False)
@@ -244,7 +244,7 @@ def test_whether_items_are_taken_is_read_without_running_the_file(
         ("", None),
     ],
 )
-def test_a_run_that_is_no_function_of_its_file_is_read_or_told(
+def test_an_imported_run_is_followed_or_reported(
     tmp_path: Path, text: str, items: bool | None
 ) -> None:
     shop = project(tmp_path, "one: x", one=text)
@@ -301,7 +301,7 @@ def test_a_downstream_pipeline_may_run_what_was_made_before_it_was_there(
     assert [claim.dataid for claim in take(store, "sums")] == ["run-1"]
 
 
-def test_what_another_job_writes_is_an_input_from_then_on(store: Store, tmp_path: Path) -> None:
+def test_a_source_becomes_an_input_once_another_job_writes_it(store: Store, tmp_path: Path) -> None:
     shop = project(tmp_path, "sums: loaded plain > sums")
     assert register(store, shop)["sums"].inputs == ()
     register_job(store, "loader", [], ["loaded"])
@@ -359,7 +359,7 @@ def test_a_job_with_the_same_datasets_becomes_the_pipelines(store: Store, tmp_pa
     assert dict(store.read_plan("daily").environment) == {MARK: "Shop"}
 
 
-def test_a_declaration_that_is_wrong_holds_up_no_other(store: Store, tmp_path: Path) -> None:
+def test_an_invalid_declaration_holds_up_no_other(store: Store, tmp_path: Path) -> None:
     shop = project(tmp_path, "good: x > y", "bad: x > y2")
     text = (tmp_path / "project.yml").read_text()
     (tmp_path / "project.yml").write_text(text.replace("destination: y2", "destination: [y2]"))
@@ -380,9 +380,7 @@ def test_odd_slugs_are_jobs_too(store: Store, tmp_path: Path, slug: str) -> None
 
 
 @pytest.mark.parametrize("slug", ["a=b", "x" * (MAX_ID_BYTES + 1), "split", "today"])
-def test_slugs_that_no_job_can_have_are_refused_in_a_line(
-    store: Store, tmp_path: Path, slug: str
-) -> None:
+def test_invalid_slugs_are_refused_in_one_line(store: Store, tmp_path: Path, slug: str) -> None:
     (tmp_path / "project.yml").write_text(
         f'pipelines:\n  - slug: "{slug}"\n    transformations: [step]\n'
     )

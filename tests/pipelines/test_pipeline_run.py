@@ -201,7 +201,7 @@ def test_a_run_has_a_step_for_each_transformation(shop: Shop) -> None:
     assert found[0]["started"] <= found[0]["ended"] <= found[1]["started"]
 
 
-def test_a_failing_transformation_is_told_and_run_again(shop: Shop) -> None:
+def test_a_failing_transformation_is_reported_and_run_again(shop: Shop) -> None:
     broken = "def run(df):\n    print('so far')\n    return df['nothing']\n"
     shop.write("pipelines/daily/total.py", broken)
     assert shop.run("daily") == Outcome(1, failed=1)
@@ -302,7 +302,7 @@ def post(shop: Shop, *names: str) -> None:
     assert shop.run("signups", all_chunks=True).failed == 0
 
 
-def test_a_pipeline_that_joins_others_reads_what_they_have_made_last(joined: Shop) -> None:
+def test_a_pipeline_that_joins_others_reads_their_last_results(joined: Shop) -> None:
     for slug, source in (("sales", "daily"), ("clean_people", "people"), ("signed_up", "signups")):
         with pytest.raises(Refused, match=rf"Source '{slug}' .* Run: odf pipeline run {source}"):
             joined.run("report")
@@ -358,14 +358,14 @@ def test_all_pipelines_run_in_the_order_of_their_sources(joined: Shop) -> None:
     assert len(joined.outs("report")) == 1
 
 
-def test_all_pipelines_are_asked_for_by_all(joined: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_option_all_runs_all_pipelines(joined: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(joined.root)
     ran = CliRunner().invoke(app, ["pipeline", "run"])
     assert ran.exit_code == 2
     assert "Name a pipeline, or --all for all of them. There is: report, copies" in ran.output
 
 
-def test_how_several_runs_end_together() -> None:
+def test_the_exit_code_of_several_runs_is_the_worst_one() -> None:
     assert Outcome(0, 1).and_then(Outcome(1, failed=1)) == Outcome(1, 1, 1)
     assert Outcome(3).and_then(Outcome(1)) == Outcome(1)
     assert Outcome(1).and_then(Outcome(130)) == Outcome(130)
@@ -415,7 +415,7 @@ def held(shop: Shop) -> list[int]:
     return sorted(pd.read_csv(shop.root / file)["qty"])
 
 
-def test_an_older_run_is_not_sent_back_where_a_newer_one_stands(one: Shop) -> None:
+def test_an_older_run_is_not_resubmitted_over_a_newer_one(one: Shop) -> None:
     first, second = one.outs("daily")
 
     for more in ({}, {"plan": True}, {"downstream": True}):
@@ -436,7 +436,7 @@ def test_an_older_run_is_not_sent_back_where_a_newer_one_stands(one: Shop) -> No
         resubmit(one.store, "daily", [first])
 
 
-def test_an_older_run_that_sql_sends_back_is_held_before_anything_is_published(one: Shop) -> None:
+def test_an_older_run_resubmitted_by_sql_is_held_before_publishing(one: Shop) -> None:
     first, second = one.outs("daily")
     one.write("sources/orders.csv", "product,qty\nB,9\n")
     sql(one.store, "update datastatus set status = 'RESUBMIT' where dataid = :d", d=first)
@@ -453,7 +453,7 @@ def test_an_older_run_that_sql_sends_back_is_held_before_anything_is_published(o
     assert len(ran) == 2  # those of its first run: it isn't even begun
 
 
-def test_a_failed_run_is_not_made_after_a_newer_one(own: Shop) -> None:
+def test_a_failed_run_is_not_produced_after_a_newer_one(own: Shop) -> None:
     own.write("project.yml", ONE_PIPELINE)
     own.write("pipelines/daily/total.py", "def run(df):\n    return df['nothing']\n")
     own.run("daily")
@@ -512,7 +512,7 @@ def test_a_run_that_is_overtaken_while_it_works_publishes_nothing(own: Shop) -> 
     assert own.output("daily") == "product,qty,price,total\nA,2,10,0\n"
 
 
-def test_tables_of_before_the_upgrade_keep_the_newer_run_too(one: Shop) -> None:
+def test_upgraded_tables_keep_the_newer_run_too(one: Shop) -> None:
     """Their facts don't say yet that a run has replaced all that was there."""
     first, second = one.outs("daily")
     sql(one.store, "update chunkfact set replaces = null")
@@ -523,7 +523,7 @@ def test_tables_of_before_the_upgrade_keep_the_newer_run_too(one: Shop) -> None:
     assert held(one) == [3]
 
 
-def test_where_rows_are_appended_any_run_is_made_again(own: Shop) -> None:
+def test_where_rows_are_appended_any_run_may_be_produced_again(own: Shop) -> None:
     own.write("project.yml", ONE_PIPELINE)
     add_dataset(own.store, "sales", hostname="./sales.csv", writemode="append")
     own.run("daily")
@@ -538,7 +538,7 @@ def test_where_rows_are_appended_any_run_is_made_again(own: Shop) -> None:
     assert sorted(pd.read_csv(own.root / "sales.csv")["qty"]) == [3, 5]
 
 
-def test_with_all_a_pipeline_that_waits_for_nobody_runs_once(shop: Shop) -> None:
+def test_with_all_a_pipeline_without_upstream_inputs_runs_once(shop: Shop) -> None:
     assert shop.run("daily", all_chunks=True) == Outcome(0, done=1)
     assert len(shop.outs("daily")) == 1
 
@@ -588,7 +588,7 @@ def test_two_at_once_are_two_chunks(shop: Shop) -> None:
     assert shop.output("daily").startswith("product,qty,price,total\n")
 
 
-def test_what_a_run_that_was_lost_had_begun_is_made_again(shop: Shop) -> None:
+def test_a_lost_runs_chunk_is_produced_again(shop: Shop) -> None:
     shop.run("daily")
     shop.store._plans.clear()
     sql(
@@ -616,7 +616,7 @@ def test_a_run_that_takes_too_long_is_ended(own: Shop) -> None:
     assert step["reason"] == "stopped by its time limit of 1 s"
 
 
-def test_an_empty_source_makes_an_empty_result(own: Shop) -> None:
+def test_an_empty_source_gives_an_empty_result(own: Shop) -> None:
     own.write("sources/orders.csv", "product,qty\n")
     assert own.run("daily") == Outcome(0, done=1)
     assert own.output("daily") == "product,qty,price,total\n"
@@ -648,7 +648,7 @@ def test_a_missing_transformation_is_refused_before_anything_is_claimed(own: Sho
     assert own.outs("daily") == {}
 
 
-def test_an_input_that_is_gone_fails_the_chunk_with_its_code(own: Shop) -> None:
+def test_a_missing_input_fails_the_chunk_with_its_code(own: Shop) -> None:
     own.run("report")
     own.run("daily")
     [dataid] = own.outs("daily")
@@ -660,7 +660,7 @@ def test_an_input_that_is_gone_fails_the_chunk_with_its_code(own: Shop) -> None:
 
 
 @pytest.mark.parametrize("slug", ["naïve 数 100%", "x" * 200, "it's; $(touch owned)", "-rf"])
-def test_odd_slugs_run(own: Shop, slug: str) -> None:
+def test_pipelines_with_odd_slugs_run(own: Shop, slug: str) -> None:
     own.write(
         "project.yml",
         f'pipelines:\n- slug: "{slug}"\n  sources: [people]\n  transformations: [go]\n',
@@ -671,7 +671,7 @@ def test_odd_slugs_run(own: Shop, slug: str) -> None:
     assert not (own.root / "owned").exists()
 
 
-def test_a_slug_that_no_file_can_have_is_told_in_a_line(own: Shop) -> None:
+def test_a_slug_that_cant_be_a_file_name_is_refused_in_one_line(own: Shop) -> None:
     slug = "x" * 300
     own.write("project.yml", f"pipelines:\n- slug: {slug}\n  transformations: [go]\n")
     with pytest.raises(TransformationError, match=r"doesn't exist, but project\.yml names it"):
@@ -728,7 +728,7 @@ def test_without_the_file_for_people_nothing_is_published_twice(own: Shop) -> No
     assert told in reason
 
 
-def test_what_is_published_is_ready_whatever_becomes_of_the_file_for_people(
+def test_a_published_chunk_is_ready_even_if_the_file_for_people_fails(
     own: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, rename = own.root / "sales.db", os.replace
@@ -854,7 +854,7 @@ def test_a_run_that_would_lose_items_is_refused_and_nothing_is_lost(
     assert kept[len(before) :] == "Ada,1\nAda,2\nHedy,2\n"
 
 
-def test_items_go_on_where_a_run_is_refused(own: Shop) -> None:
+def test_items_are_processed_where_a_run_is_refused(own: Shop) -> None:
     own.run("signups")
     posts = [Post("signups", ('{"name": "Grace"}', '{"name": "bad"}'))]
     [accepted] = accept(own.store, posts)
@@ -866,7 +866,7 @@ def test_items_go_on_where_a_run_is_refused(own: Shop) -> None:
     assert own.output("signups").splitlines()[-3:] == ["Grace,2", "Ada,2", "bad,2"]
 
 
-def test_why_tells_where_an_unregistered_destination_is(own: Shop) -> None:
+def test_why_says_where_an_unregistered_destination_is(own: Shop) -> None:
     own.run("daily")
     [dataid] = own.outs("daily")
     told = explain(own.store, "daily", dataid)
@@ -910,9 +910,7 @@ def test_a_missing_value_of_a_row_is_none(own: Shop) -> None:
         ("signups", "a\ninf\n", "'a' of row 1 is infinite"),
     ],
 )
-def test_a_stream_that_can_not_be_is_refused(
-    own: Shop, slug: str, text: str | None, said: str
-) -> None:
+def test_an_invalid_stream_is_refused(own: Shop, slug: str, text: str | None, said: str) -> None:
     if text is not None:
         own.write("items.csv", text)
     with pytest.raises(WrongUse, match=said):
@@ -959,7 +957,7 @@ def test_a_run_whose_result_can_not_be_published_tells_why_in_history(own: Shop)
     assert "output" in steps(own.store, "daily")[-1]["reason"]
 
 
-def test_what_lost_its_process_is_seen_before_other_work_is_begun(own: Shop) -> None:
+def test_a_lost_process_is_noticed_before_other_work_begins(own: Shop) -> None:
     own.write("items.csv", "name\nHedy\n")
     for slug in ("daily", "report", "daily", "signups"):
         own.run(slug)
@@ -1041,7 +1039,7 @@ def test_a_new_project_validates_and_runs(tmp_path: Path) -> None:
     assert wrong.stderr.endswith("It has: clean_contacts\n")
 
 
-def test_what_fails_is_told_where_it_was_typed_and_in_history(typed: Shop) -> None:
+def test_failures_are_reported_on_the_terminal_and_in_history(typed: Shop) -> None:
     typed.write("pipelines/daily/total.py", "def run(df):\n    return df['nothing']\n")
     done = odf("pipeline", "run", "daily", "--project", "shop", cwd=typed.root.parent)
 
@@ -1060,7 +1058,7 @@ def test_what_fails_is_told_where_it_was_typed_and_in_history(typed: Shop) -> No
     assert "KeyError" in told.stdout
 
 
-def test_killed_in_the_middle_a_run_is_made_again(typed: Shop) -> None:
+def test_a_killed_run_is_produced_again(typed: Shop) -> None:
     flag = typed.root / "at-work"
     typed.write("pipelines/daily/total.py", SLOW.format(more="", file=str(flag)))
     child = started("pipeline", "run", "daily", cwd=typed.root)
@@ -1125,7 +1123,7 @@ def test_ctrl_c_gives_back_what_runs_and_publishes_nothing(typed: Shop, stream: 
         (["report"], 0, "nothing claimable"),
     ],
 )
-def test_what_does_not_run_is_told_in_a_line(
+def test_a_pipeline_that_cant_run_is_refused_in_one_line(
     typed: Shop, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, said: str
 ) -> None:
     monkeypatch.chdir(typed.root)
@@ -1135,7 +1133,9 @@ def test_what_does_not_run_is_told_in_a_line(
     assert "Traceback" not in done.stderr
 
 
-def test_a_job_of_that_name_is_left_alone(typed: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_job_of_that_name_is_left_alone(
+    typed: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(typed.root)
     assert CliRunner().invoke(app, ["init"]).exit_code == 0
     register(typed.store, "daily", ["bobin"], ["bobout"])

@@ -145,7 +145,7 @@ def test_a_link_to_a_file_stays_one(tmp_path: Path) -> None:
     assert len(pd.read_csv(tmp_path / "real" / "sums.csv")) == 1
 
 
-def test_what_isnt_confirmed_is_neither_replaced_nor_appended(tmp_path: Path, lite: Store) -> None:
+def test_without_confirmation_nothing_is_replaced_or_appended(tmp_path: Path, lite: Store) -> None:
     path = tmp_path / "sums.csv"
     csv_file.replace(str(path), row(1))
     before = path.read_bytes()
@@ -192,9 +192,7 @@ def test_the_first_item_makes_the_file_and_its_header(tmp_path: Path, lite: Stor
     assert_frame_equal(pd.read_csv(path), frame(n=[1, 2], text=["x", "x"]))
 
 
-def test_a_chunk_that_comes_again_takes_the_place_of_its_old_rows(
-    tmp_path: Path, lite: Store
-) -> None:
+def test_a_chunk_appended_again_replaces_its_old_rows(tmp_path: Path, lite: Store) -> None:
     path = tmp_path / "sums.csv"
     appender = CsvAppender(str(path), lite)
     for number in range(5):
@@ -216,9 +214,7 @@ def test_a_chunk_that_comes_again_takes_the_place_of_its_old_rows(
     assert "of generation 10, but this claim has 2" in str(late)
 
 
-def test_what_a_person_changes_stays_and_no_item_is_there_twice(
-    tmp_path: Path, lite: Store
-) -> None:
+def test_a_persons_edits_stay_and_no_item_is_duplicated(tmp_path: Path, lite: Store) -> None:
     path = tmp_path / "sums.csv"
     appender = CsvAppender(str(path), lite)
     for number in range(4):
@@ -260,7 +256,7 @@ def test_chunks_with_the_same_rows_each_have_their_own(tmp_path: Path, lite: Sto
     ]
 
 
-def test_a_file_that_went_away_is_missing_to_who_reads_it(tmp_path: Path, lite: Store) -> None:
+def test_a_removed_file_is_missing_to_readers(tmp_path: Path, lite: Store) -> None:
     path = tmp_path / "sums.csv"
     assert not in_a_child(
         lambda: CsvAppender(str(path), lite).append([(claim(1), row(1))], nothing), Doom(3)
@@ -285,7 +281,7 @@ def test_a_replaced_file_has_no_journal_left(tmp_path: Path, lite: Store) -> Non
     assert list(pd.read_csv(path).text) == ["x", "again"]
 
 
-def test_what_claims_have_appended_is_not_replaced_unless_that_is_said(
+def test_appended_rows_are_not_replaced_unless_the_writemode_says_so(
     tmp_path: Path, lite: Store
 ) -> None:
     path = tmp_path / "out" / "sums.csv"
@@ -313,7 +309,7 @@ def test_what_claims_have_appended_is_not_replaced_unless_that_is_said(
     assert list(pd.read_csv(path).n) == [11]
 
 
-def test_what_a_killed_process_has_half_appended_keeps_no_run_from_replacing(
+def test_half_appended_rows_of_a_killed_process_may_be_replaced(
     tmp_path: Path, lite: Store
 ) -> None:
     path = tmp_path / "sums.csv"
@@ -461,9 +457,7 @@ def test_killed_at_any_moment_the_file_is_whole_and_holds_each_item_once(
     assert n > (5 if kind == "replace" else 4)
 
 
-def test_killed_anywhere_over_and_over_nothing_is_lost_or_twice(
-    tmp_path: Path, lite: Store
-) -> None:
+def test_after_repeated_kills_nothing_is_lost_or_duplicated(tmp_path: Path, lite: Store) -> None:
     path = str(tmp_path / "sums.csv")
     settled: dict[int, int] = {}
     generation, deadline = 0, time.monotonic() + 4.0
@@ -550,7 +544,7 @@ COMMIT = 4
 """The call of an append to a file that is there by which the tables are told of it."""
 
 
-def test_what_was_written_and_not_committed_is_cut_off(store: Store, tmp_path: Path) -> None:
+def test_uncommitted_bytes_are_cut_off(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "sums.csv"
     appender = CsvAppender(str(path), store)
     good(appender.append([(claim(1), row(1))], nothing))
@@ -569,7 +563,7 @@ def test_what_was_written_and_not_committed_is_cut_off(store: Store, tmp_path: P
     assert list(pd.read_csv(path).n) == [1, 3, 2]
 
 
-def test_what_was_committed_stays_if_the_journal_was_not_told(store: Store, tmp_path: Path) -> None:
+def test_committed_bytes_stay_even_if_the_journal_missed_it(store: Store, tmp_path: Path) -> None:
     path, said = tmp_path / "sums.csv", list[str]()
     good(CsvAppender(str(path), store).append([(claim(1), row(1))], nothing))
     assert not in_a_child(
@@ -605,7 +599,7 @@ def test_what_a_person_adds_after_a_kill_stays(lite: Store, tmp_path: Path) -> N
     ],
     ids=["shorter", "longer", "gone"],
 )
-def test_a_file_that_a_person_changed_is_told_in_a_line_and_nothing_is_lost(
+def test_a_changed_file_is_reported_in_one_line_and_nothing_is_lost(
     text: str | None, told: str, left: list[int], lite: Store, tmp_path: Path
 ) -> None:
     path, said = tmp_path / "sums.csv", list[str]()
@@ -622,7 +616,7 @@ def test_a_file_that_a_person_changed_is_told_in_a_line_and_nothing_is_lost(
     assert len(said) == 1
 
 
-def test_a_journal_of_an_earlier_version_is_taken_over(store: Store, tmp_path: Path) -> None:
+def test_a_journal_of_an_earlier_version_is_migrated(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "sums.csv"
     lines = [f"{n},x\n" for n in range(4)]
     path.write_text("n,text\n" + "".join(lines[:3]) + "3,")  # killed in the middle of the last
@@ -747,9 +741,7 @@ def url(sqlite_url: str) -> str:
     return sqlite_url
 
 
-def test_a_table_that_isnt_there_is_made_as_the_frame_needs_it(
-    place: Shop, project: Project
-) -> None:
+def test_a_missing_table_is_created_for_the_frame(place: Shop, project: Project) -> None:
     made = frame(
         n=[1, 2],
         x=[1.5, None],
@@ -944,7 +936,7 @@ def test_a_table_kept_by_chunks_replaces_only_its_own(place: Shop, project: Proj
     assert sorted(source_of(place.store, project, "sums").pandas().n) == [3, 80]
 
 
-def test_a_database_that_cant_be_used_is_told_of_in_a_line(
+def test_an_unusable_database_is_reported_in_one_line(
     store: Store, project: Project, tmp_path: Path, sqlite_url: str
 ) -> None:
     path = str(tmp_path / "no" / "shop.db")
@@ -1008,7 +1000,7 @@ def test_a_slug_without_a_registration_is_a_file_of_the_project(
         (b"a\n\xff\n", "isn't utf-8 at line 2, column 1: the byte 0xff"),
     ],
 )
-def test_a_file_that_is_no_csv_is_told_of_in_a_line(
+def test_a_file_that_isnt_csv_is_reported_in_one_line(
     store: Store, project: Project, data: bytes, said: str
 ) -> None:
     (project.root / "sources" / "orders.csv").write_bytes(data)
@@ -1162,7 +1154,7 @@ def test_a_relative_place_is_in_the_project_wherever_it_is_run_from(
     assert answer.ok is True, answer.text
 
 
-def test_a_bare_name_of_a_file_is_told_to_be_a_host(store: Store, project: Project) -> None:
+def test_a_bare_file_name_is_explained_to_be_a_host(store: Store, project: Project) -> None:
     add_dataset(store, "orders", hostname="ORDERS.csv")
     with pytest.raises(Refused) as error:
         source_of(store, project, "orders")
@@ -1172,7 +1164,7 @@ def test_a_bare_name_of_a_file_is_told_to_be_a_host(store: Store, project: Proje
     )
 
 
-def test_a_folder_as_it_stands_is_its_ready_chunks(
+def test_a_folder_source_is_its_ready_chunks(
     store: Store, project: Project, tmp_path: Path, spark: "SparkSession"
 ) -> None:
     root = tmp_path / "sums"
@@ -1286,7 +1278,7 @@ def types_of(place: Shop) -> dict[str, str]:
     )  # type: ignore[arg-type]
 
 
-def test_what_is_no_text_is_in_a_text_column_as_in_a_csv_file(
+def test_other_values_in_a_text_column_are_written_as_in_csv(
     place: Shop, project: Project, tmp_path: Path
 ) -> None:
     which = UUID("8dfd7e02-976f-49bd-a6b4-3c1f4a7e9f10")

@@ -37,7 +37,7 @@ def test_a_project_that_is_named_is_tested() -> None:
     assert "1 passed" in one.stdout
 
 
-def test_a_project_beside_other_tests() -> None:
+def test_a_project_is_tested_beside_other_tests() -> None:
     new_project(Path("shop"))
     Path("test_other.py").write_text(TEST)
     done = pytest("--dataflow-project", "shop", "-W", "default")
@@ -48,7 +48,7 @@ def test_a_project_beside_other_tests() -> None:
     assert "1 passed, 3 deselected" in chosen.stdout
 
 
-def test_a_failure_tells_what_differs_and_what_was_printed() -> None:
+def test_a_failure_shows_what_differs_and_what_was_printed() -> None:
     new_project(Path("shop"))
     file = Path("shop/pipelines/clean_contacts/tidy_names.py")
     text = file.read_text().replace('"Ada Lovelace"', '"Ada"')
@@ -63,7 +63,7 @@ def test_a_failure_tells_what_differs_and_what_was_printed() -> None:
     assert "1 failed, 2 passed" in done.stdout
 
 
-def test_the_trouble_of_a_pipeline_and_of_a_project() -> None:
+def test_faults_of_a_pipeline_and_of_a_project_are_failures() -> None:
     new_project(Path("shop"))
     yml = Path("shop/project.yml")
     yml.write_text(yml.read_text().replace("destination: contacts_clean", "destination: [a]"))

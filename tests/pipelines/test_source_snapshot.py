@@ -115,7 +115,7 @@ def shelf(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("first", ["pandas", "spark"])
-def test_what_nothing_tells_the_version_of_is_kept(
+def test_rows_without_a_known_version_are_kept(
     shelf: Shelf, spark: SparkSession, tmp_path: Path, first: str
 ) -> None:
     path = tmp_path / "n.csv"

@@ -205,7 +205,9 @@ def test_two_columns_of_one_name_and_no_rows_at_all(
 
 
 @pytest.mark.timeout(400)
-def test_a_java_without_memory_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_java_memory_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("SPARK_SUBMIT_OPTS")  # the tests' options make do with less
     root = tmp_path / "shop"
     (root / "pipelines" / "big").mkdir(parents=True)
@@ -241,7 +243,7 @@ def test_a_java_without_memory_is_told_so(tmp_path: Path, monkeypatch: pytest.Mo
     ],
 )
 @pytest.mark.timeout(200)
-def test_how_java_ended_is_told(tmp_path: Path, end: str, said: str) -> None:
+def test_the_end_of_java_is_explained(tmp_path: Path, end: str, said: str) -> None:
     root = tmp_path / "shop"
     (root / "pipelines" / "big").mkdir(parents=True)
     (root / "project.yml").write_text(ONE)

@@ -71,7 +71,7 @@ def run_on(body: str, root: Path) -> ValidationResult:
 # The command
 
 
-def test_what_passes_is_told_in_a_line_each(project: Make) -> None:
+def test_each_passing_transformation_is_a_line(project: Make) -> None:
     done = odf("validate", "--project", project(t=GOOD))
 
     assert done.exit_code == 0, done.output
@@ -79,7 +79,7 @@ def test_what_passes_is_told_in_a_line_each(project: Make) -> None:
     assert done.stderr == "1 transformation in 1 pipeline: all pass.\n"
 
 
-def test_a_difference_tells_column_row_expected_and_got(project: Make) -> None:
+def test_a_difference_shows_column_row_expected_and_got(project: Make) -> None:
     root = project(t=GOOD.replace('"b": 2}]', '"b": 3}]'))
     done = odf("validate", "--project", root)
 
@@ -206,14 +206,14 @@ def test_a_new_project_validates_at_once(tmp_path: Path) -> None:
         ("x = '\xff'".encode("latin-1").decode("latin-1") + "\ndef", "SyntaxError"),
     ],
 )
-def test_what_is_refused(project: Make, body: str, told: str) -> None:
+def test_invalid_transformations_are_refused(project: Make, body: str, told: str) -> None:
     found = run_on(body, project())
     assert not found.passed
     assert told in found.message
     assert "\n" not in found.message
 
 
-def test_a_file_that_the_yml_names_and_that_is_missing(project: Make) -> None:
+def test_a_missing_file_that_the_yml_names_fails(project: Make) -> None:
     assert "pipelines/p/t.py doesn't exist" in verdict(project()).message
 
 
@@ -316,13 +316,13 @@ def test_changing_only_a_type_is_a_change(project: Make) -> None:
         ("expected_input = [pd.DataFrame({'a': [1]}, index=[9])]", "[{'b': 2.0, 'a': 1}]"),
     ],
 )
-def test_expectations_in_every_form(project: Make, inputs: str, output: str) -> None:
+def test_expectations_are_read_in_every_form(project: Make, inputs: str, output: str) -> None:
     """Also: the three names that the original's server puts there are there."""
     body = f"{inputs}\nexpected_output = {output}\njson, inspect\n"
     assert run_on(body + "def run(df):\n    df['b'] = 2\n    return df\n", project()).passed
 
 
-def test_as_many_frames_as_parameters(project: Make) -> None:
+def test_run_gets_as_many_frames_as_it_has_parameters(project: Make) -> None:
     head = "expected_inputs = [[{'a': 1}], [{'a': 2}], [{'a': 3}]]\nexpected_output = [{'a': %d}]\n"
     body = (
         "def run(%s):\n    frames = [f for f in [%s] if f is not None]\n"
@@ -379,7 +379,7 @@ def test_a_traceback_begins_in_the_users_file(project: Make) -> None:
     assert "opendataflow_dagster" not in found.traceback
 
 
-def test_causes_in_the_users_code_are_told(project: Make) -> None:
+def test_causes_in_the_users_code_are_shown(project: Make) -> None:
     body = (
         "def run(df):\n    try:\n        1 / 0\n"
         "    except ZeroDivisionError:\n        raise ValueError('b')\n"
@@ -422,7 +422,7 @@ def test_aliases_of_a_project_are_read(project: Make) -> None:
         ("x: &x [*x]\npipelines: []", "project.yml has more than 100,000 values"),
     ],
 )
-def test_a_project_that_cant_be_read(project: Make, yml: str, told: str) -> None:
+def test_an_unreadable_project_is_refused_with_its_line(project: Make, yml: str, told: str) -> None:
     root = project(yml=yml)
     with pytest.raises(ProjectError) as error:
         read_project(root)
@@ -447,7 +447,7 @@ def test_what_one_pipeline_has_wrong_is_its_own_trouble(project: Make, yml: str,
     assert told in pipeline.trouble
 
 
-def test_names_with_and_without_endings_and_keys_that_we_dont_know(project: Make) -> None:
+def test_names_with_suffixes_and_unknown_keys_are_accepted(project: Make) -> None:
     root = project(
         yml="name: N\nversion: 3\npipelines:\n- slug: 2026\n  sources: [a.csv, b, in/c.csv]\n"
         "  transformations: [one.py, two]\n  schedule: {every: 5}\n"
@@ -528,7 +528,7 @@ def test_a_changed_module_is_read_again(project: Make) -> None:
         ({1, 2}, {2, 1}),
     ],
 )
-def test_values_that_are_equal(one: Any, other: Any) -> None:
+def test_equal_values_pass(one: Any, other: Any) -> None:
     assert equal(one, other)
     assert equal(other, one)
 
@@ -564,7 +564,7 @@ class Odd:
         (float("inf"), 1),
     ],
 )
-def test_values_that_differ(one: Any, other: Any) -> None:
+def test_different_values_fail(one: Any, other: Any) -> None:
     assert not equal(one, other)
     assert not equal(other, one)
 
@@ -581,7 +581,7 @@ def test_neither_index_nor_the_order_of_columns_counts_but_that_of_rows_does() -
     assert told({"a": [0.1]}, {"a": np.array([0.1], "float32")}) == []
 
 
-def test_columns_and_rows_that_are_missing_or_too_many() -> None:
+def test_missing_and_extra_columns_and_rows_are_reported() -> None:
     assert told({"a": [1], "b": [1]}, {"a": [1], 3: [1]}) == [
         "column 'b' is missing; the output has: 'a', 3",
         "column 3 isn't expected",
@@ -634,7 +634,7 @@ SQL = """sums = df.groupBy("customer").sum("pieces").toDF("id", "pieces")
     return sums.join(customers, "id").select("name", "pieces")"""
 
 
-def test_a_transformation_of_sparks_own_frames(spark: Any, project: Make) -> None:
+def test_a_transformation_of_spark_frames_is_validated(spark: Any, project: Make) -> None:
     good = verdict(project(t=NATIVE.format(package="pyspark.sql", body=SQL, bob=4)))
     assert (good.message, good.printed) == ("", "summing\n")
 
@@ -761,7 +761,7 @@ def test_an_async_run_is_refused_in_a_line(project: Make) -> None:
     assert found.printed == ""
 
 
-def test_what_interrupts_us_is_no_failure(project: Make) -> None:
+def test_an_interruption_isnt_a_failure(project: Make) -> None:
     """Dagster's handler of a signal raises an error of its own in the middle of the code."""
 
     class Interrupted(BaseException):

@@ -122,7 +122,7 @@ def test_an_answer_as_long_as_data_is_refused(loadbob: Store) -> None:
     assert any("DATAFLOW_RESULT has 5,000,000 bytes" in line for line in lines)
 
 
-def test_what_a_script_that_fails_has_answered_does_not_hide_its_exit_code(loadbob: Store) -> None:
+def test_the_answer_of_a_failed_script_does_not_hide_its_exit_code(loadbob: Store) -> None:
     outcome, lines = run(loadbob, "echo nonsense > $DATAFLOW_RESULT; exit 3")
     assert outcome == Outcome(3, failed=1)
     assert any("Reason: exit code 3; Line 1 of DATAFLOW_RESULT" in line for line in lines)
@@ -207,9 +207,7 @@ def test_a_check_of_dagster_pipes_fails_the_chunk(loadbob: Store) -> None:
     assert any("Reason: NOT_VALIDATED: sum: sum is 3" in line for line in lines)
 
 
-def test_a_job_within_a_job_has_files_of_its_own(
-    loadbob: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_nested_job_has_its_own_files(loadbob: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DATAFLOW_RESULT", "DATAFLOW_FENCE", "DAGSTER_PIPES_CONTEXT"):
         monkeypatch.setenv(name, "of the outer job")
     body = 'echo "$DATAFLOW_RESULT $DATAFLOW_FENCE" > seen; [ -e "$DATAFLOW_FENCE" ]'
@@ -217,7 +215,7 @@ def test_a_job_within_a_job_has_files_of_its_own(
     assert "outer" not in Path("seen").read_text()
 
 
-def test_without_a_place_for_an_answer_the_script_runs_all_the_same(
+def test_without_a_folder_for_answers_the_script_still_runs(
     loadbob: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", "/nowhere")
@@ -226,7 +224,7 @@ def test_without_a_place_for_an_answer_the_script_runs_all_the_same(
     assert any("The script has no DATAFLOW_RESULT: /nowhere/" in line for line in lines)
 
 
-def test_files_that_a_script_leaves_beside_its_answer_go(loadbob: Store) -> None:
+def test_files_left_beside_an_answer_are_removed(loadbob: Store) -> None:
     body = 'mkdir "$(dirname $DATAFLOW_RESULT)/more"; touch "$(dirname $DATAFLOW_RESULT)/more/x"'
     assert run(loadbob, body)[0] == Outcome(0, done=1)
 
@@ -314,7 +312,7 @@ def test_a_script_asks_whether_its_claim_holds(url: str, loadbob: Store) -> None
     assert "The claim is lost" in done.stderr
 
 
-def test_history_tells_which_code_made_a_chunk(loadbob: Store) -> None:
+def test_history_shows_which_code_produced_a_chunk(loadbob: Store) -> None:
     (code := Path(".git")).mkdir()
     (code / "HEAD").write_text("ref: refs/heads/main\n")
     (code / "packed-refs").write_text(f"# pack-refs\n{'0123456789' * 4} refs/heads/main\n")
@@ -339,7 +337,7 @@ def test_the_version_of_a_script_changes_with_its_text(tmp_path: Path) -> None:
     assert CodeVersion(["no-such-program"]).text() is None
 
 
-def test_the_commit_of_a_branch_a_worktree_and_a_detached_head(tmp_path: Path) -> None:
+def test_the_commit_is_found_for_branches_worktrees_and_detached_heads(tmp_path: Path) -> None:
     assert git_commit(str(tmp_path)) is None or (Path(__file__).parents[2] / ".git").exists()
     git = tmp_path / "house" / ".git"
     (git / "refs/heads").mkdir(parents=True)

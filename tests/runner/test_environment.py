@@ -61,7 +61,7 @@ def test_each_column_is_a_variable_in_both_cases(store: Store) -> None:
     }
 
 
-def test_a_column_of_the_users_own_and_a_duplicate_row(store: Store) -> None:
+def test_custom_columns_and_duplicate_rows_become_variables(store: Store) -> None:
     register(store, "loadbob", ["bobin"], ["bobout"])
     sql(store, "alter table dataset add column shards integer")
     dataset(store, "bobin", hostname="first")
@@ -194,7 +194,7 @@ def test_today_and_datasets_that_are_not_registered_have_no_variables(store: Sto
     assert told(store) == CHUNK
 
 
-def test_the_items_of_the_job_itself(store: Store) -> None:
+def test_the_jobs_own_items_become_variables(store: Store) -> None:
     register(store, "loadbob", ["bobin"], ["bobout"], REGION="eu", dsn="host=x user=y")
 
     assert told(store, REGION="us") == {**CHUNK, "REGION": "eu", "dsn": "host=x user=y"}
@@ -221,7 +221,7 @@ def test_a_column_that_would_hijack_the_process_is_refused(store: Store) -> None
         read(store)
 
 
-def test_the_bounds_of_a_chunk_of_a_split_dataset(store: Store) -> None:
+def test_the_bounds_of_a_split_chunk_become_variables(store: Store) -> None:
     register(store, "loadbob", ["big", "bobin"], ["bobout"])
     sql(
         store,
@@ -243,7 +243,7 @@ def test_the_bounds_of_a_chunk_of_a_split_dataset(store: Store) -> None:
     assert third == {**CHUNK, "dataid": "3.0"}
 
 
-def test_the_place_of_each_dataset(store: Store) -> None:
+def test_the_place_of_each_dataset_becomes_a_variable(store: Store) -> None:
     register(store, "loadbob", ["bobin"], ["bobout", "file", "bare"])
     dataset(store, "bobin", hostname="h", database="d", schemaname="s", tablename="t")
     dataset(store, "bobout", database="d", schemaname="", tablename="t")

@@ -62,7 +62,7 @@ def test_what_is_waited_for_before_a_job_is_finished() -> None:
     assert job.outlook.held == "concurrency 0"
 
 
-def test_one_that_gets_nothing_is_tried_ever_later() -> None:
+def test_a_job_without_chunks_is_tried_less_and_less_often() -> None:
     job, pauses = state(), []
     for _ in range(9):
         job.rest_in_vain()

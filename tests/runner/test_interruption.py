@@ -94,7 +94,9 @@ def test_after_five_interruptions_in_a_row_a_chunk_is_held(
 
 
 @pytest.mark.parametrize("between", ["a failure", "a loss", "a person"])
-def test_what_comes_between_interruptions_ends_the_row(loadbob: Store, between: str) -> None:
+def test_anything_else_between_interruptions_resets_their_count(
+    loadbob: Store, between: str
+) -> None:
     policy(loadbob, "loadbob", max_attempts=9)
     for _ in range(MAX_INTERRUPTIONS - 1):
         assert interrupt(loadbob, take(loadbob, "loadbob")[0], TERM) == "RESUBMIT"
@@ -120,7 +122,7 @@ def test_interruptions_cost_no_attempt(loadbob: Store) -> None:
     assert loadbob.fail(take(loadbob, "loadbob")[0], "exit code 1").status == "FAILED"
 
 
-def test_who_was_overtaken_interrupts_nothing(loadbob: Store) -> None:
+def test_a_worker_that_lost_its_claim_interrupts_nothing(loadbob: Store) -> None:
     [claim] = take(loadbob, "loadbob", "slow")
     expire(loadbob)
     loadbob.recover("loadbob")

@@ -62,9 +62,7 @@ class Together(Maker):
         return Result(rows=self.prepared[chunk.generation])
 
 
-def test_what_was_prepared_together_is_settled_one_by_one(
-    store: Store, claims: list[Claim]
-) -> None:
+def test_chunks_prepared_together_are_settled_one_by_one(store: Store, claims: list[Claim]) -> None:
     maker = Together()
 
     produced = made(store, claims, maker)
@@ -75,7 +73,7 @@ def test_what_was_prepared_together_is_settled_one_by_one(
     assert maker.forgotten == ["1", "2", "3", "4"]
 
 
-def test_a_chunk_that_was_taken_over_is_lost_and_the_others_are_made(
+def test_a_recovered_chunk_is_lost_and_the_others_are_produced(
     store: Store, claims: list[Claim]
 ) -> None:
     expire(store, claims[1])
@@ -88,7 +86,7 @@ def test_a_chunk_that_was_taken_over_is_lost_and_the_others_are_made(
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
-def test_who_is_interrupted_gives_back_everything(
+def test_an_interruption_gives_back_all_chunks(
     store: Store, claims: list[Claim], at_once: int
 ) -> None:
     class Canceled(BaseException):
@@ -115,7 +113,7 @@ def test_who_is_interrupted_gives_back_everything(
     assert {each.attempts for each in take(store, "loadbob", k=4)} == {1}
 
 
-def test_who_is_terminated_by_a_person_leaves_everything_on_hold(
+def test_a_termination_by_a_person_puts_all_chunks_on_hold(
     store: Store, claims: list[Claim]
 ) -> None:
     def cancel(chunk: Chunk) -> None:
@@ -140,7 +138,7 @@ def test_who_is_terminated_by_a_person_leaves_everything_on_hold(
     assert {each.attempts for each in take(store, "loadbob", k=4)} == {1}
 
 
-def test_who_stops_asking_gives_the_rest_back(store: Store, claims: list[Claim]) -> None:
+def test_a_consumer_that_stops_early_gives_the_rest_back(store: Store, claims: list[Claim]) -> None:
     environment = job_environment(store, store.read_plan("loadbob"), secrets=False)
     with Pulse(store, claims[0].owner) as pulse:
         one_by_one: Any = make(store, claims, environment, Maker(lambda chunk: None), pulse=pulse)
@@ -160,7 +158,7 @@ def test_a_maker_that_is_to_stop_gives_the_rest_back(store: Store, claims: list[
     assert outputs(store) == {"1": READY, "2": RESUBMIT, "3": RESUBMIT, "4": RESUBMIT}
 
 
-def test_threads_work_at_once_and_no_more_than_asked_for(store: Store, claims: list[Claim]) -> None:
+def test_threads_run_in_parallel_up_to_the_limit(store: Store, claims: list[Claim]) -> None:
     now, most, lock, two = 0, 0, threading.Lock(), threading.Barrier(2)
 
     def work(chunk: Chunk) -> Any:
@@ -184,7 +182,7 @@ def test_threads_work_at_once_and_no_more_than_asked_for(store: Store, claims: l
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_without_a_session_what_is_left_is_given_back(
+def test_without_a_session_the_remaining_chunks_are_given_back(
     store: Store, claims: list[Claim], threads: int
 ) -> None:
     def compute(chunk: Chunk) -> Result:

@@ -61,7 +61,7 @@ def facts(store: Store) -> list[tuple]:
     )
 
 
-def test_a_chunk_is_made_and_what_is_known_of_it_is_kept(
+def test_a_chunk_is_produced_and_its_facts_are_recorded(
     store: Store, claim: Claim, make: Make
 ) -> None:
     seen: list[Chunk] = []
@@ -170,7 +170,7 @@ def test_a_claim_without_a_session_is_given_back(store: Store, claim: Claim, mak
         ({"bobout": 17}, "with a int"),
     ],
 )
-def test_what_a_function_may_not_return(make: Make, returned: Any, reason: str) -> None:
+def test_invalid_results_of_a_function_are_refused(make: Make, returned: Any, reason: str) -> None:
     produced = make(lambda _: returned)
     assert produced.status == FAILED
     assert reason in produced.reason
@@ -178,7 +178,7 @@ def test_what_a_function_may_not_return(make: Make, returned: Any, reason: str) 
 
 
 @pytest.mark.parametrize("returned", [None, Result(1), {"bobout": Result(1)}, {}, {"bobout": None}])
-def test_what_a_function_may_return(make: Make, returned: Any) -> None:
+def test_valid_results_of_a_function_are_accepted(make: Make, returned: Any) -> None:
     assert make(lambda _: returned).status == READY
 
 
@@ -188,7 +188,7 @@ def test_the_policy_grants_another_attempt(store: Store, make: Make) -> None:
     assert (produced.status, produced.retry_in) == (RESUBMIT, 0.0)
 
 
-def test_a_delayed_attempt_is_told_of_not_waited_for(store: Store, make: Make) -> None:
+def test_a_delayed_retry_is_reported_not_waited_for(store: Store, make: Make) -> None:
     policy(store, "loadbob", max_attempts=2, retry_delay=30)
     produced = make(lambda _: 1 / 0)
     assert (produced.status, produced.retry_in) == (FAILED, 30.0)
@@ -214,7 +214,7 @@ def test_a_check_that_fails_keeps_a_chunk_from_being_ready(store: Store, make: M
     assert row[7] == "rows failed: no rows; fresh passed"
 
 
-def test_a_warning_is_no_hindrance(store: Store, make: Make) -> None:
+def test_a_warning_lets_a_chunk_be_ready(store: Store, make: Make) -> None:
     produced = make(checks=[lambda _: Checked("old", "bobout", False, "stale", {}, "WARN")])
     assert produced.status == READY
     [row] = facts(store)
@@ -222,7 +222,7 @@ def test_a_warning_is_no_hindrance(store: Store, make: Make) -> None:
     assert row[7] == "old failed: stale"
 
 
-def test_publishing_comes_last_and_may_tell_where(store: Store, make: Make) -> None:
+def test_publishing_comes_last_and_may_set_the_location(store: Store, make: Make) -> None:
     order: list[str] = []
 
     def publish(chunk: Chunk) -> Result:
@@ -241,7 +241,7 @@ def test_publishing_comes_last_and_may_tell_where(store: Store, make: Make) -> N
     assert facts(store)[0][2] == "there/final"
 
 
-def test_what_was_taken_over_is_neither_published_nor_settled(
+def test_a_recovered_chunk_is_neither_published_nor_settled(
     store: Store, claim: Claim, make: Make
 ) -> None:
     published: list[Chunk] = []
@@ -271,7 +271,7 @@ def test_an_error_of_a_zombie_fails_nothing(store: Store, make: Make) -> None:
     assert status(store, "bobout", "1", "loadbob") == RESUBMIT
 
 
-def test_an_interruption_is_no_failure_and_goes_on(store: Store, make: Make) -> None:
+def test_an_interruption_isnt_a_failure_and_propagates(store: Store, make: Make) -> None:
     policy(store, "loadbob", max_attempts=5)
 
     def compute(_: Chunk) -> None:
@@ -304,7 +304,7 @@ def test_a_password_is_decrypted_when_it_is_asked_for(
     assert seen == ["geheim", None]
 
 
-def test_a_pulse_renews_leases_while_the_work_goes_on(store: Store, make: Make) -> None:
+def test_a_pulse_renews_leases_during_the_work(store: Store, make: Make) -> None:
     sql(store, "insert into jobpolicy (jobid, lease_seconds) values ('brief', 3)")
     register(store, "brief", ["bobin"], ["quick"])
     [claim] = take(store, "brief")
@@ -352,7 +352,7 @@ def test_many_threads_share_a_pulse(store: Store) -> None:
     assert sorted(each.status for each in done) == [READY] * 40
 
 
-def test_an_outage_is_said_once_and_is_nobodys_fault(postgres_server: Server) -> None:
+def test_an_outage_is_reported_once_and_fails_no_chunk(postgres_server: Server) -> None:
     from opendataflow_dagster.store import open_store
 
     store = open_store(postgres_server.create_database("outage"))
@@ -412,7 +412,7 @@ def test_a_database_that_stays_away_is_an_error_not_a_failed_chunk(
     postgres_server.drop_database("away")
 
 
-def test_check_raises_what_a_lost_claim_is(store: Store, claim: Claim) -> None:
+def test_check_raises_stale_claim_for_a_lost_claim(store: Store, claim: Claim) -> None:
     pulse = Pulse(store, claim.owner)
     pulse._lost.add((claim.jobid, claim.dataid, claim.generation))
     with pytest.raises(StaleClaim):

@@ -73,7 +73,7 @@ def wait_for(happened: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def test_it_says_what_the_original_says(loadbob: Store) -> None:
+def test_the_output_is_the_originals(loadbob: Store) -> None:
     put(loadbob, "bobin", "1.0")
     put(loadbob, "bobin", "2.0")
     said: list[str] = []
@@ -132,7 +132,7 @@ def test_with_nothing_to_do_it_says_whether_all_is_done_or_what_blocks(
     assert why() == blocked + more
 
 
-def test_rows_while_it_runs_and_after(loadbob: Store) -> None:
+def test_rows_are_locked_while_it_runs_and_settled_after(loadbob: Store) -> None:
     put(loadbob, "bobin", "1")
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(elsewhere, loadbob, WAITING + "; exit 1")
@@ -150,7 +150,7 @@ def test_rows_while_it_runs_and_after(loadbob: Store) -> None:
     assert run(loadbob) == DONE
 
 
-def test_what_a_script_is_told_is_data(loadbob: Store) -> None:
+def test_values_for_a_script_are_never_evaluated(loadbob: Store) -> None:
     """COMPAT 2 and 3: no shell sees a column or a dataid; odd datasetids keep their variables."""
     evil = "$(touch hacked); 'x' \"y\" `touch hacked`\nz"
     register(loadbob, "loadbob", ["my-data.x"])
@@ -189,7 +189,7 @@ def test_jobs_share_an_input(loadbob: Store) -> None:
         assert first.result() == DONE
 
 
-def test_an_end_is_whole_or_not_at_all(loadbob: Store) -> None:
+def test_settling_is_atomic(loadbob: Store) -> None:
     """COMPAT 6: what can't be written whole isn't begun; the lease gives the chunk back."""
     put(loadbob, "bobin", "1")
     sql(loadbob, "alter table chunkfact rename to elsewhere")
@@ -250,7 +250,7 @@ def test_nine_comes_before_ten(loadbob: Store) -> None:
     assert ran() == ["100", "9", "10"]
 
 
-def test_modified_tells_when_a_status_was_reached(loadbob: Store) -> None:
+def test_modified_is_when_a_status_was_reached(loadbob: Store) -> None:
     """COMPAT 15."""
     modified = "select modified from datastatus where datasetid = 'bobout'"
     put(loadbob, "bobin", "1")
@@ -265,7 +265,7 @@ def test_modified_tells_when_a_status_was_reached(loadbob: Store) -> None:
     assert str(claimed) < str(ready)
 
 
-def test_one_output_to_make_again_is_enough(loadbob: Store) -> None:
+def test_one_output_in_resubmit_is_enough_to_run_again(loadbob: Store) -> None:
     """COMPAT 17."""
     register(loadbob, "loadbob", outs=["second"])
     put(loadbob, "bobin", "1")
@@ -318,7 +318,7 @@ def test_a_script_that_cannot_start_costs_no_chunk(
     assert status(loadbob, "bobout", "1", "loadbob") is None
 
 
-def test_a_heart_beats_while_the_script_runs(loadbob: Store) -> None:
+def test_a_heartbeat_renews_the_lease_while_the_script_runs(loadbob: Store) -> None:
     policy(loadbob, "loadbob", lease_seconds=1)
     put(loadbob, "bobin", "1")
     with ThreadPoolExecutor(1) as pool:
@@ -328,7 +328,7 @@ def test_a_heart_beats_while_the_script_runs(loadbob: Store) -> None:
         assert running.result() == DONE
 
 
-def test_a_heartbeat_that_fails_is_said_once_and_ends_nothing(
+def test_a_failing_heartbeat_is_reported_once_and_ends_nothing(
     loadbob: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy(loadbob, "loadbob", lease_seconds=1)
@@ -348,7 +348,7 @@ def test_a_heartbeat_that_fails_is_said_once_and_ends_nothing(
     assert len([line for line in said if "can't be renewed: the server is down." in line]) == 1
 
 
-def test_whoever_loses_its_claim_stops_and_changes_nothing(loadbob: Store) -> None:
+def test_a_run_that_loses_its_claim_stops_and_changes_nothing(loadbob: Store) -> None:
     policy(loadbob, "loadbob", lease_seconds=1)
     put(loadbob, "bobin", "1")
     said: list[str] = []
@@ -375,7 +375,7 @@ def test_a_script_that_ends_well_after_its_claim_was_lost_changes_nothing(loadbo
     assert status(loadbob, "bobout", "1", "loadbob") == "FAILED"
 
 
-def test_all_with_workers_goes_on_past_failures(loadbob: Store) -> None:
+def test_all_with_workers_continues_after_failures(loadbob: Store) -> None:
     for number in range(40):
         put(loadbob, "bobin", str(number))
     said: list[str] = []
@@ -402,7 +402,7 @@ def test_all_waits_for_retries_that_are_due(loadbob: Store) -> None:
 
 
 @pytest.mark.parametrize("how", ["others", "lease", "reader"])
-def test_all_waits_for_what_others_have_in_hand(
+def test_all_waits_for_the_claims_of_others(
     loadbob: Store, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("opendataflow_dagster.runner.catch_up.LOOK_SECONDS", 0.1)
@@ -436,7 +436,7 @@ def test_all_waits_for_what_others_have_in_hand(
 
 
 @pytest.mark.parametrize("dial", ["concurrency", "paused_until"])
-def test_all_ends_with_3_behind_a_dial_that_somebody_has_to_turn(loadbob: Store, dial: str) -> None:
+def test_all_ends_with_3_when_a_dial_blocks_the_rest(loadbob: Store, dial: str) -> None:
     for number in range(3):
         put(loadbob, "bobin", str(number))
     turned = {"concurrency": 0, "paused_until": "2999-01-01 00:00:00"}

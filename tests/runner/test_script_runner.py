@@ -271,7 +271,7 @@ def test_a_script_within_its_time_limit_is_left_alone(scripts, env):
     assert scripts.run(["sleep", "0.1"], env, time_limit=30).code == 0
 
 
-def test_beats_go_on_while_the_script_runs(scripts, env, tmp_path):
+def test_heartbeats_continue_while_the_script_runs(scripts, env, tmp_path):
     beats = []
 
     def beat() -> None:  # neither True nor False: nothing is known, and the script goes on

@@ -73,7 +73,7 @@ def wait_for(happened: Callable[[], object]) -> None:
 WAITING = "touch began$dataid; while [ ! -e go ]; do sleep 0.01; done"
 
 
-def test_so_many_chunks_are_claimed_at_once_and_settled_one_by_one(loadbob: Store) -> None:
+def test_chunks_are_claimed_in_batches_and_settled_one_by_one(loadbob: Store) -> None:
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(
             elsewhere, loadbob, "touch began$dataid; while [ ! -e go$dataid ]; do sleep 0.01; done"
@@ -103,7 +103,7 @@ def test_a_bad_chunk_fails_alone(loadbob: Store, workers: int) -> None:
     assert {key for key, word in outputs(loadbob).items() if word == "FAILED"} == {"1", "6"}
 
 
-def test_a_turn_of_the_dial_counts_from_a_second_later(loadbob: Store) -> None:
+def test_a_changed_dial_takes_effect_a_second_later(loadbob: Store) -> None:
     """By other hands, in mid-run: the second claim takes two chunks, the third one."""
     with ThreadPoolExecutor(1) as pool:
         body = "touch began$dataid; while [ ! -e go$dataid ]; do sleep 0.01; done"
@@ -152,7 +152,7 @@ def test_concurrency_counts_all_that_are_held(loadbob: Store) -> None:
     ],
 )
 @pytest.mark.parametrize("when", ["while it works", "between two"])
-def test_what_the_dials_forbid_to_begin_is_given_back(
+def test_claimed_chunks_that_the_dials_forbid_are_given_back(
     loadbob: Store, monkeypatch: pytest.MonkeyPatch, turn: str, left: int, why: str, when: str
 ) -> None:
     monkeypatch.setattr(heartbeat, "RENEW_SECONDS", 0.1 if when == "while it works" else 60.0)
@@ -212,7 +212,7 @@ def test_the_time_limit_counts_from_the_start_of_each_script(loadbob: Store) -> 
     assert {key for key, word in outputs(loadbob).items() if word == "FAILED"} == {"5"}
 
 
-def test_a_chunk_that_was_taken_over_while_it_waited_is_left_to_the_other(
+def test_a_waiting_chunk_that_another_recovered_is_left_to_it(
     loadbob: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat, "RENEW_SECONDS", 0.1)
@@ -280,7 +280,7 @@ def test_a_stop_gives_back_what_runs_and_what_waits(
     assert attempts(loadbob) == {1}
 
 
-def test_a_stop_is_heeded_before_a_deaf_script_has_ended(loadbob: Store, url: str) -> None:
+def test_a_stop_takes_effect_before_a_script_that_ignores_it_ends(loadbob: Store, url: str) -> None:
     """A service manager kills after some seconds: by then the others are given back."""
     process = subprocess.Popen(
         [BIN / "odf", "run", "--all", *script("trap '' TERM; touch began; sleep 60 & wait; wait")],

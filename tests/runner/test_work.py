@@ -68,7 +68,7 @@ def test_a_pipeline_with_every_minutes_begins_a_run_of_its_own(store: Store) -> 
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d{6}\.\d{3}Z", made[0])
 
 
-def test_trouble_of_one_job_is_told_once_and_costs_the_others_nothing(store: Store) -> None:
+def test_errors_of_one_job_are_reported_once_and_affect_no_other(store: Store) -> None:
     for jobid in ("broken", "failing", "sound"):
         register(store, jobid, ["raw"], [f"out of {jobid}"])
     store.fill()
@@ -99,7 +99,7 @@ def test_trouble_of_one_job_is_told_once_and_costs_the_others_nothing(store: Sto
     assert told["trace"].startswith("Traceback")
 
 
-def test_the_end_of_the_process_is_no_trouble_of_a_job(store: Store) -> None:
+def test_the_end_of_the_process_isnt_an_error_of_a_job(store: Store) -> None:
     register(store, "job", ["raw"], ["out"])
     store.fill()
     put(store, "raw", "1")

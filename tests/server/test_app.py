@@ -175,7 +175,7 @@ def test_an_array_is_as_many_items_in_its_order(client: Client) -> None:
     assert [json.loads(kept[each]) for each in ids] == [{"id": each} for each in range(20)]
 
 
-def test_a_status_is_told_to_who_has_the_token(client: Client) -> None:
+def test_a_status_needs_the_token(client: Client) -> None:
     address = client.post({"id": 2}).json()["status"]
     told = client.get(address).json()
     assert (told["status"], told["jobid"], told["reason"]) == ("PENDING", "live", None)
@@ -187,9 +187,7 @@ def test_a_status_is_told_to_who_has_the_token(client: Client) -> None:
         assert (answer.status_code, list(answer.json())) == (404, ["error"]), unknown
 
 
-def test_a_sender_hears_no_path_and_no_text_of_an_error(
-    lite: Callable[..., Client], root: Path
-) -> None:
+def test_a_sender_sees_no_path_and_no_error_text(lite: Callable[..., Client], root: Path) -> None:
     (root / "pipelines/quiet/add.py").write_text("run = eval('lambda df: df')\n")
     (root / "project.yml").write_text(YML.replace("transformations: []", f"sources: {root}"))
     client = lite()
@@ -275,7 +273,7 @@ def test_a_repeated_post_is_answered_as_before(client: Client) -> None:
     assert len(client.kept()) == 3
 
 
-def test_a_post_is_the_same_byte_for_byte(client: Client) -> None:
+def test_a_repeated_post_must_be_equal_byte_for_byte(client: Client) -> None:
     first = client.post('[{"id": 1},{"id": 2}]', Idempotency_Key="k")
     assert first.status_code == 202
     between = client.post(' [ {"id": 1} , {"id": 2} ]', Idempotency_Key="k")
@@ -286,7 +284,7 @@ def test_a_post_is_the_same_byte_for_byte(client: Client) -> None:
     assert "byte for byte" in client.http.get("/docs").text
 
 
-def test_what_is_not_http_is_answered_with_a_text(lite: Callable[..., Client]) -> None:
+def test_invalid_http_gets_a_plain_answer(lite: Callable[..., Client]) -> None:
     client = lite()
     with socket.create_connection(("127.0.0.1", client.http.base_url.port or 0)) as raw:
         raw.sendall(b"P(ST /stream/live HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -362,7 +360,7 @@ def count_calls(store: Store) -> list[int]:
         (b"[" + b'{"a": 1},' * 1000 + b'{"a": 1}]', "The array has more than 1000 items."),
     ],
 )
-def test_what_is_no_item_is_refused_in_a_line(
+def test_invalid_items_are_refused_in_one_line(
     lite: Callable[..., Client], body: bytes, line: str
 ) -> None:
     client = lite()
@@ -370,7 +368,7 @@ def test_what_is_no_item_is_refused_in_a_line(
     assert client.kept() == {}
 
 
-def test_what_is_at_the_limits_is_taken(lite: Callable[..., Client]) -> None:
+def test_items_at_the_limits_are_accepted(lite: Callable[..., Client]) -> None:
     client = lite()
     assert client.post(b'{"a":' * 64 + b"1" + b"}" * 64).status_code == 202
     assert client.post([{"a": each} for each in range(1000)]).status_code == 202
@@ -414,7 +412,9 @@ def test_a_chunked_body_is_measured_as_it_comes(lite: Callable[..., Client]) -> 
         ({"Authorization": ""}, 401),
     ],
 )
-def test_headers_are_asked(lite: Callable[..., Client], headers: dict[str, str], code: int) -> None:
+def test_headers_are_checked(
+    lite: Callable[..., Client], headers: dict[str, str], code: int
+) -> None:
     client = lite()
     answer = client.post({"a": 1}, **headers)
     assert answer.status_code == code, answer.text
@@ -450,7 +450,7 @@ def wait_until(happened: Callable[[], bool], seconds: float = 60.0) -> None:
     raise AssertionError("it didn't happen")
 
 
-def test_more_than_the_rate_is_told_when_to_come_again(lite: Callable[..., Client]) -> None:
+def test_posts_over_the_rate_get_a_retry_after(lite: Callable[..., Client]) -> None:
     client = lite(rate=5)
     assert client.post([{"a": each} for each in range(8)]).status_code == 202
     answer = client.post({"a": 9})
@@ -475,7 +475,7 @@ def test_a_bucket_refills_and_holds_a_second() -> None:
     assert slow.take("a", 1) == 0.0
 
 
-def test_other_addresses_and_methods(client: Client) -> None:
+def test_unknown_addresses_and_methods_are_refused(client: Client) -> None:
     for path, method, code in (
         ("/", "GET", 404),
         ("/stream/live/", "POST", 404),
@@ -495,7 +495,7 @@ def test_other_addresses_and_methods(client: Client) -> None:
 # --- about the server ---
 
 
-def test_health_and_numbers(client: Client) -> None:
+def test_health_and_metrics_report_the_state(client: Client) -> None:
     assert client.http.get("/health").json() == {"status": "ok", "database": True, "worker": "off"}
     client.post([{"a": 1}, {"a": 2}])
     client.post({"a": 1}, Idempotency_Key="k")
@@ -537,7 +537,7 @@ def test_an_error_of_our_own_is_counted(
     assert 'odf_http_responses_total{code="500"} 1' in client.http.get("/metrics").text
 
 
-def test_when_only_the_answer_to_a_commit_is_lost_it_says_that_it_does_not_know(
+def test_a_lost_commit_answer_is_reported_as_unknown(
     lite: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = lite()
@@ -557,7 +557,7 @@ def test_when_only_the_answer_to_a_commit_is_lost_it_says_that_it_does_not_know(
     assert client.kept() == {answer.json()["dataid"]: '{"a": 1}'}
 
 
-def test_what_takes_long_to_ask_is_asked_the_less_often() -> None:
+def test_slow_queries_run_less_often() -> None:
     now, asked = [0.0], []
 
     def ask() -> int:

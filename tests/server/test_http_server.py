@@ -107,7 +107,7 @@ def test_a_request_that_does_not_begin_is_not_waited_for(lite: Clients, sent: by
         assert 0.2 < seconds_until_closed(raw, began) < SOON
 
 
-def test_letters_one_by_one_are_no_request(lite: Clients) -> None:
+def test_a_request_that_trickles_in_is_closed(lite: Clients) -> None:
     client = lite(head=0.5)
     letters = [bytes([each]) for each in head(client, *["X: y"] * 100)]
     with connected(client) as raw:
@@ -134,7 +134,7 @@ def test_a_body_may_take_longer_than_its_head(lite: Clients) -> None:
         ("/stream/live", ["Idempotency-Key: a", "Idempotency-Key: b"], 422),
     ],
 )
-def test_who_is_refused_cannot_go_on_sending(
+def test_a_refused_client_cannot_keep_sending(
     lite: Clients, path: str, lines: list[str], code: int
 ) -> None:
     client = lite(body=10_000, upload=30)
@@ -158,7 +158,7 @@ def test_who_is_refused_cannot_go_on_sending(
 
 
 @pytest.mark.parametrize("path", ["/stream/nothing", "/stream/live"])
-def test_what_is_no_body_ends_the_connection_and_is_no_error(
+def test_an_invalid_body_closes_the_connection_without_an_error(
     lite: Clients, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = lite()
@@ -172,7 +172,7 @@ def test_what_is_no_body_ends_the_connection_and_is_no_error(
     assert [each.getMessage() for each in caplog.records if each.name == "asyncio"] == []
 
 
-def test_who_is_refused_cannot_keep_a_connection_by_sending_slowly(lite: Clients) -> None:
+def test_a_refused_client_cannot_hold_a_connection_by_sending_slowly(lite: Clients) -> None:
     client = lite(upload=0.5)
     with connected(client) as raw:
         raw.sendall(head(client, "Transfer-Encoding: chunked", path="/stream/nothing"))
@@ -180,7 +180,7 @@ def test_who_is_refused_cannot_keep_a_connection_by_sending_slowly(lite: Clients
         assert closed_while_sending(raw, [b"1\r\nx\r\n"] * 100, 0.05)
 
 
-def test_a_connection_too_many_is_told_so(lite: Clients) -> None:
+def test_a_connection_over_the_limit_gets_503(lite: Clients) -> None:
     client = lite(connections=3, head=20.0)
     client.http.close()
     with connected(client) as first, connected(client) as second, connected(client) as third:
@@ -219,7 +219,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize("sent", SLOW.values(), ids=SLOW)
-def test_slow_clients_keep_out_nobody(lite: Clients, sent: bytes) -> None:
+def test_slow_clients_lock_out_nobody(lite: Clients, sent: bytes) -> None:
     client = lite(connections=3, head=60.0, upload=60.0)
     client.http.close()
     with ExitStack() as stack:

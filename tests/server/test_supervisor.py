@@ -41,7 +41,7 @@ def test_a_line_of_any_length_ends_nothing(capfdbinary: pytest.CaptureFixture[by
     assert printed == b"x" * 200_000 + b"\n" + b"bytes without an end " * 5_000
 
 
-def test_what_keeps_it_from_starting_is_told_and_tried_again(
+def test_a_failed_start_is_reported_and_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real, tries, said = asyncio.create_subprocess_exec, [], []
@@ -69,7 +69,7 @@ def test_what_keeps_it_from_starting_is_told_and_tried_again(
     ]
 
 
-def test_a_worker_that_cannot_be_heard_is_ended_and_started_again(
+def test_a_worker_whose_output_fails_is_restarted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     said: list[str] = []
