@@ -34,7 +34,7 @@ def fingerprint(spark: SparkSession, sql: str) -> str:
 ROWS = "select id, id % 7 as shop, cast(id as string) as name from range(1000)"
 
 
-def test_order_of_rows_columns_and_parts_doesnt_count(spark: SparkSession) -> None:
+def test_the_order_of_rows_columns_and_parts_doesnt_matter(spark: SparkSession) -> None:
     df = spark.sql(ROWS)
     want = evidence(df)
     assert (want.rows, want.schema) == (1000, "id:bigint,shop:bigint,name:string")
@@ -180,7 +180,7 @@ def test_read_back_from_parquet_it_is_the_same(spark: SparkSession, tmp_path: Pa
     assert written.rows == 50
 
 
-def test_five_hundred_columns(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_frame_of_five_hundred_columns_has_evidence(spark: SparkSession, tmp_path: Path) -> None:
     kinds = ["bigint", "string", "double", "decimal(10,2)", "int"]
     columns = [
         f"cast(if(id % 9 = {at % 9}, null, id + {at}) as {kinds[at % 5]}) as c{at}"
@@ -193,7 +193,9 @@ def test_five_hundred_columns(spark: SparkSession, tmp_path: Path) -> None:
     assert evidence(spark.range(20).selectExpr(*changed)).fingerprint != written.fingerprint
 
 
-def test_of_no_rows_of_one_row_and_of_no_columns(spark: SparkSession, tmp_path: Path) -> None:
+def test_frames_of_no_rows_one_row_and_no_columns_have_evidence(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     written, read = stored(spark.sql(ROWS).where("id < 0"), tmp_path)
     assert written == read == Evidence(0, "0-0000000000000000", written.schema)
     written, read = stored(spark.sql(ROWS).where("id = 3"), tmp_path)
@@ -208,7 +210,7 @@ def test_a_column_isnt_confused_with_a_field_of_an_alias(spark: SparkSession) ->
     assert evidence(one).fingerprint != evidence(other).fingerprint
 
 
-def test_what_else_is_asked_comes_with_it(spark: SparkSession) -> None:
+def test_extra_aggregates_come_with_the_evidence(spark: SparkSession) -> None:
     told = evidence(spark.sql(ROWS), ["max(id) as most", "count_if(shop is null) as none"]).extra
     assert told == {"most": 999, "none": 0}
 
@@ -230,7 +232,7 @@ def failing(spark: SparkSession, when: str) -> DataFrame:
 @pytest.mark.parametrize(
     ("when", "written", "seen"), [("id = 99", 100, 75), ("true", None, 0), ("true", 100, 0)]
 )
-def test_what_a_failed_job_saw_isnt_taken_for_the_chunk(
+def test_observations_of_a_failed_job_arent_evidence(
     spark: SparkSession, when: str, written: int | None, seen: int
 ) -> None:
     df, told = observed(failing(spark, when))
@@ -240,7 +242,7 @@ def test_what_a_failed_job_saw_isnt_taken_for_the_chunk(
         told(rows=written)
 
 
-def test_a_frame_never_written_is_told_after_a_while(
+def test_a_frame_never_written_is_reported_after_a_while(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("opendataflow_dagster.spark.evidence.OBSERVATION_SECONDS", 0.1)

@@ -67,11 +67,11 @@ PASSING = [
 
 
 @pytest.mark.parametrize("expect", PASSING, ids=lambda each: "-".join(each))
-def test_what_holds_passes(df: DataFrame, expect: dict[str, Any]) -> None:
+def test_rules_that_hold_pass(df: DataFrame, expect: dict[str, Any]) -> None:
     assert [each for each in judged(df, expect).values() if not each.passed] == []
 
 
-def test_what_passes_in_the_pass_doesnt_look_at_the_rows_again(df: DataFrame) -> None:
+def test_observed_rules_that_pass_dont_read_the_rows_again(df: DataFrame) -> None:
     rules = rules_of(
         {"not_null": ["id"], "range": {"id": (0, 9)}, "rows": {"min": 1}, "sql": {"s": "id >= 0"}},
         ["out"],
@@ -128,7 +128,7 @@ def test_what_passes_in_the_pass_doesnt_look_at_the_rows_again(df: DataFrame) ->
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
-def test_what_doesnt_hold_is_told_with_a_sample(
+def test_rules_that_fail_are_reported_with_a_sample(
     df: DataFrame, expect: dict[str, Any], name: str, message: str
 ) -> None:
     told = judged(df, expect)[name]
@@ -138,7 +138,7 @@ def test_what_doesnt_hold_is_told_with_a_sample(
     assert (told.datasetid, told.severity) == ("out", ERROR)
 
 
-def test_columns_are_keys_each_and_a_list_of_them_is_one_key(spark: SparkSession) -> None:
+def test_columns_are_separate_keys_and_a_list_of_them_is_one_key(spark: SparkSession) -> None:
     df = spark.sql(
         "select id % 3 as shop, id % 2 as even, id div 2 as odf_times, int(null) as gone"
         " from range(10)"
@@ -308,7 +308,7 @@ def test_rows_are_compared_with_the_last_five_chunks(
         )
 
 
-def test_a_warning_is_told_as_one(df: DataFrame) -> None:
+def test_a_warning_is_reported_as_a_warning(df: DataFrame) -> None:
     told = judged(
         df, {"not_null": ["id"], "warn": {"not_null": ["id", "amount"], "rows": {"min": 99}}}
     )
@@ -349,7 +349,7 @@ def test_names_are_identifiers_and_differ() -> None:
     assert all(re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", each) for each in names)
 
 
-def test_odd_column_names_are_asked_as_they_are(spark: SparkSession) -> None:
+def test_odd_column_names_are_quoted(spark: SparkSession) -> None:
     df = spark.sql("select null as `a.b`, 1 as `x y`, 2 as `q``q`, 3 as `it's`")
     told = judged(
         df,
@@ -467,7 +467,7 @@ def test_a_sample_that_cant_be_read_doesnt_hide_the_answer(df: DataFrame) -> Non
     ],
     ids=lambda each: None if isinstance(each, str) else "",
 )
-def test_what_is_malformed_is_refused_in_a_line(
+def test_malformed_expectations_are_refused_in_one_line(
     expect: Any, outputs: list[str], message: str
 ) -> None:
     with pytest.raises(WrongUse, match=message) as refused:

@@ -69,7 +69,7 @@ def test_a_file_in_another_encoding_is_refused_where_it_begins(copying: Line, na
         folder.read_frame(str(file), name[3:])
 
 
-def test_the_place_of_a_byte_is_told_across_blocks(
+def test_the_position_of_a_byte_is_right_across_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever a block ends: within a character, too."""
@@ -104,7 +104,7 @@ def test_a_declared_encoding_is_read(copying: Line, encoding: str) -> None:
 # --- what is declared ---
 
 
-def test_another_delimiter_is_told_and_how_to_declare_it(copying: Line) -> None:
+def test_another_delimiter_is_reported_with_how_to_declare_it(copying: Line) -> None:
     for dataid, mark in (("1", ";"), ("2", "\t"), ("3", "|")):
         arrive(copying, dataid, f"id{mark}name\n1{mark}x\n")
 
@@ -226,7 +226,7 @@ def test_texts_stay_texts(copying: Line, strings: str) -> None:
         ('{"strings": ["a"], "schema": {"a": "int"}}', "are both given"),
     ],
 )
-def test_options_that_can_not_be_are_refused_in_a_line(
+def test_invalid_options_are_refused_in_one_line(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch, options: str, said: str
 ) -> None:
     monkeypatch.setenv("DATAFLOW_URL", sqlite_url)
@@ -410,7 +410,7 @@ def test_any_value_comes_back_as_it_was_or_is_refused(
         ("orc", "map('k', timestamp_ntz'1969-12-31 23:59:59.000001') as n", "Column 'n' has 1"),
     ],
 )
-def test_what_is_refused_names_the_column(
+def test_a_refusal_names_the_column(
     line: Line, spark: SparkSession, format: str, select: str, said: str
 ) -> None:
     line.job("write", "seed", "written")
@@ -423,7 +423,7 @@ def test_what_is_refused_names_the_column(
     assert line.left() == []
 
 
-def test_the_same_is_refused_in_a_batch(line: Line, spark: SparkSession) -> None:
+def test_a_batch_refuses_the_same_files(line: Line, spark: SparkSession) -> None:
     """The chunk that has such a value fails alone."""
     line.job("write", "seed", "written")
     line.job("many", "written", "batched")
@@ -446,7 +446,7 @@ def test_the_same_is_refused_in_a_batch(line: Line, spark: SparkSession) -> None
     assert "Column 'at' has 1 row with a time within the last second before 1970" in line.reason()
 
 
-def test_the_same_is_refused_of_a_frame_of_pandas(tmp_path: Path) -> None:
+def test_reading_with_pandas_refuses_the_same_files(tmp_path: Path) -> None:
     with pytest.raises(WrongUse, match="Column 't' has a NUL character"):
         folder.write(pd.DataFrame({"t": ["a\0b"]}), str(tmp_path), "csv")
 
@@ -463,7 +463,7 @@ def test_options_are_of_others_files_only(copying: Line) -> None:
     assert copying.rows("again", "1") == [(1, "a;b", 1)], copying.said
 
 
-def test_undeclared_is_as_pandas_reads(tmp_path: Path) -> None:
+def test_without_options_files_are_read_as_pandas_reads_them(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("id,name\n1,NA\n")
     assert read_pandas(str(file), CsvOptions("")).equals(pd.read_csv(file))

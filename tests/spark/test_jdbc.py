@@ -226,7 +226,7 @@ spark.stop()
     ]
 
 
-def test_what_a_crash_left_goes_with_the_next_publish_or_by_clean(tell: Any) -> None:
+def test_leftovers_of_a_crash_are_removed_by_the_next_publish_or_clean(tell: Any) -> None:
     told, base = tell
     base.execute("create schema s")
     base.execute("create schema other")

@@ -142,7 +142,7 @@ def texts(location: str) -> set[str]:
         ),
     ],
 )
-def test_the_place_tells_what_it_is(columns: dict[str, str], kind: Any) -> None:
+def test_the_place_decides_the_kind_of_storage(columns: dict[str, str], kind: Any) -> None:
     assert chunk_place("x", columns) == kind
 
 
@@ -166,7 +166,7 @@ def test_a_chunk_is_a_version_that_its_fact_and_its_pointer_name(line: Store) ->
     assert chunk_version(LocalFiles(), place(), "nothing") is None
 
 
-def test_old_versions_go_after_their_grace_and_the_current_one_stays(line: Store) -> None:
+def test_old_versions_are_removed_after_their_grace_and_the_current_one_stays(line: Store) -> None:
     first = made(line, "1", "old")
     operations.resubmit(line, "load", ["1"])
     second = made(line, "1", "new")
@@ -234,7 +234,7 @@ def test_a_zombie_changes_nothing_that_others_see(line: Store) -> None:
     assert texts(newer) == {"new"}
 
 
-def test_clean_puts_a_pointer_right_that_names_another_version(line: Store) -> None:
+def test_clean_corrects_a_pointer_to_another_version(line: Store) -> None:
     first = made(line, "1", "new")
     chunk = first.rpartition("/")[0]
     other = written("1", 10**6, "never accepted")
@@ -363,7 +363,7 @@ def test_a_frame_is_published_and_read_by_versions(line: Store, spark: Any) -> N
         read_version(spark, place(), "2", None)
 
 
-def test_hadoops_files_do_what_pythons_do(spark: Any, tmp_path: Path) -> None:
+def test_hadoops_files_behave_like_pythons(spark: Any, tmp_path: Path) -> None:
     root = f"file://{tmp_path}/a%2Fb x"
     hadoop, local = HadoopFiles(spark, place()), LocalFiles()
     assert hadoop.read(f"{root}/c/_odf.json") is None
@@ -384,7 +384,7 @@ def test_hadoops_files_do_what_pythons_do(spark: Any, tmp_path: Path) -> None:
     assert local.below(root) == []
 
 
-def test_a_place_that_java_has_no_classes_for_is_one_line(spark: Any) -> None:
+def test_a_place_without_java_classes_is_refused_in_one_line(spark: Any) -> None:
     with pytest.raises(Refused, match=r"nothing here that reads s3a URLs.*spark.jars.packages"):
         HadoopFiles(spark, ObjectStore("out", "s3a://bucket/out", "parquet"))
     with pytest.raises(Refused, match="nothing here that reads oss URLs"):
@@ -532,7 +532,7 @@ def test_pandas_reads_what_spark_wrote_the_same_after_compaction(
     close(store)
 
 
-def test_staging_tables_of_claims_that_are_over_go(
+def test_staging_tables_of_ended_claims_are_removed(
     postgres_url: str, spark: Any, postgres_server: Any
 ) -> None:
     import psycopg

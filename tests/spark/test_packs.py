@@ -86,7 +86,7 @@ def test_spark_reads_the_same_before_and_after_unpacking(
         assert [list(column) for column in plain.dtypes] == chunk["dtypes"]
 
 
-def test_packed_data_is_found_on_the_disk(packed: tuple[Line, list[dict]]) -> None:
+def test_packed_data_is_found_on_disk(packed: tuple[Line, list[dict]]) -> None:
     line, _ = packed
     columns = {"hostname": str(line.folder / "copies")}
 

@@ -33,7 +33,7 @@ def test_a_schema_of_many_columns_isnt_truncated() -> None:
 @pytest.mark.parametrize(
     "text", ["id", "id:", "id:what", "id:int,", "id:array<int", "id:int>", ":"]
 )
-def test_what_is_no_schema_is_refused_in_a_line(text: str) -> None:
+def test_an_invalid_schema_is_refused_in_one_line(text: str) -> None:
     if text == "id:int,":
         assert schema_of(text).names == ["id"]  # a comma at the end does no harm
         return
@@ -41,7 +41,7 @@ def test_what_is_no_schema_is_refused_in_a_line(text: str) -> None:
         schema_of(text)
 
 
-def test_differences_are_told_in_words() -> None:
+def test_differences_are_described_in_words() -> None:
     assert compare("id:bigint,x:int", "x:int,id:bigint") == []
     assert compare("amount:bigint,y:int", "x:int,amount:string") == [
         "column 'amount' was bigint and is string",
@@ -111,7 +111,7 @@ def test_a_frame_that_has_more_than_the_schema_is_refused(spark: SparkSession) -
         fitted(spark.sql("select 1 as a, 2 as b"), "a:int")
 
 
-def test_a_merge_of_what_two_frames_have_fits_both(spark: SparkSession) -> None:
+def test_a_merged_schema_fits_both_frames(spark: SparkSession) -> None:
     one = spark.sql("select 1 as id, 2.50 as amount")
     other = spark.sql("select 3000000000 as id, 'x' as name")
     both = merged(schema_text(one.schema), schema_text(other.schema))

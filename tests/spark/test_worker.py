@@ -53,7 +53,7 @@ def doubling(line: Line) -> Line:
 # --- one chunk ---
 
 
-def test_a_chunk_is_made_with_its_evidence(doubling: Line, spark: SparkSession) -> None:
+def test_a_chunk_is_produced_with_its_evidence(doubling: Line, spark: SparkSession) -> None:
     doubling.arrive("numbers", _1=numbers(spark, 1, 2, 3))
 
     outcome = doubling.run("double", double)
@@ -73,7 +73,7 @@ def test_a_chunk_is_made_with_its_evidence(doubling: Line, spark: SparkSession) 
     assert {each.name[0] for each in path.iterdir()} == {"p", "_"}  # data, and the note
 
 
-def test_without_all_one_chunk_is_made(doubling: Line, spark: SparkSession) -> None:
+def test_without_all_one_chunk_is_produced(doubling: Line, spark: SparkSession) -> None:
     doubling.arrive("numbers", _1=numbers(spark, 1), _2=numbers(spark, 2))
 
     assert doubling.run("double", double, all_chunks=False).done == 1
@@ -155,9 +155,7 @@ def test_several_outputs_become_ready_together(line: Line, spark: SparkSession) 
     assert [line.facts(each)["1"]["rows"] for each in ("even", "odd")] == [2, 3]
 
 
-def test_what_the_function_wrote_itself_is_taken_by_its_word(
-    doubling: Line, spark: SparkSession
-) -> None:
+def test_what_the_function_wrote_itself_is_accepted(doubling: Line, spark: SparkSession) -> None:
     doubling.arrive("numbers", _1=numbers(spark, 1))
 
     doubling.run("double", lambda numbers: Result(rows=41, location="/elsewhere"))
@@ -273,7 +271,7 @@ def test_values_of_a_column_of_sqlite_that_are_of_several_types_are_refused_by_i
     connection.close()
 
 
-def test_what_sqlite_would_keep_as_another_value_is_refused(
+def test_values_that_sqlite_would_change_are_refused(
     line: Line, lite: Callable[..., sqlite3.Connection]
 ) -> None:
     connection = lite("r real, n numeric(30, 2), i integer, t text, f float, l real")
@@ -385,7 +383,7 @@ def test_chunks_travel_through_tables_of_postgresql(
     assert line.facts("copies")["2026-01-02"]["rows"] == 1000
 
 
-def test_rows_that_were_observed_wrongly_are_counted_anew(
+def test_wrongly_observed_rows_are_counted_again(
     doubling: Line, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     doubling.arrive("numbers", _1=numbers(spark, 1, 2, 3), _2=numbers(spark, 3, 2, 1))
@@ -573,7 +571,7 @@ def test_an_input_whose_files_are_gone_fails_with_the_way_out(doubling: Line) ->
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_an_input_that_is_made_anew_while_it_is_read_fails_the_chunk(
+def test_an_input_replaced_while_it_is_read_fails_the_chunk(
     line: Line, spark: SparkSession, batch: int
 ) -> None:
     """By somebody whose publish isn't settled yet: the tables still tell of the old one."""
@@ -723,9 +721,7 @@ def test_a_batch_gives_the_same_chunks_as_one_by_one(line: Line, spark: SparkSes
     assert line.left() == []
 
 
-def test_each_job_of_spark_tells_the_chunk_that_it_is_for(
-    doubling: Line, spark: SparkSession
-) -> None:
+def test_each_spark_job_is_labelled_with_its_chunk(doubling: Line, spark: SparkSession) -> None:
     doubling.arrive("numbers", _1=numbers(spark, 1), _2=numbers(spark, 2))
     both = threading.Barrier(2, timeout=30)
 
@@ -762,7 +758,9 @@ def test_after_a_chunk_jobs_have_the_label_that_they_had_before(
     ]
 
 
-def test_the_job_of_a_batch_tells_its_chunks(copied: Line, spark: SparkSession) -> None:
+def test_the_spark_job_of_a_batch_is_labelled_with_its_chunks(
+    copied: Line, spark: SparkSession
+) -> None:
     with labels_of_jobs(spark) as labels:
         copied.run("many", spark_job(lambda df: df, batch=5))
 
@@ -792,7 +790,7 @@ def test_a_bad_chunk_in_a_batch_fails_alone(copied: Line) -> None:
 
 
 @pytest.mark.parametrize("name", ["dataid", "DataID"])
-def test_a_column_called_as_what_tells_chunks_apart_is_not_lost(
+def test_a_column_named_like_the_chunk_column_is_not_lost(
     line: Line, spark: SparkSession, name: str
 ) -> None:
     line.job("copy", "numbers", "copies")
@@ -844,7 +842,7 @@ def test_a_batch_whose_rows_lose_their_chunk_is_refused(copied: Line) -> None:
     assert "has no column 'dataid'" in copied.reason()
 
 
-def test_a_batch_that_invents_chunks_is_made_one_by_one(copied: Line) -> None:
+def test_a_batch_that_returns_unknown_chunks_runs_one_by_one(copied: Line) -> None:
     copied.run("many", spark_job(lambda df: df.selectExpr("n", "'x' as dataid"), batch=5))
 
     assert any("dataid=x, which isn't in the batch" in each for each in copied.said)
@@ -951,7 +949,7 @@ def test_inputs_of_several_schemas_go_in_batches_if_what_becomes_of_them_is_alik
         ),
     ],
 )
-def test_of_two_chunks_made_at_once_the_second_fits_the_first(
+def test_of_two_parallel_chunks_the_second_fits_the_first(
     mixed: Line, rule: str, said: str
 ) -> None:
     sql(mixed.store, "delete from datastatus where dataid in ('3', '4')")
@@ -1009,7 +1007,7 @@ def test_the_last_chunks_are_followed_by_many_threads(line: Line) -> None:
     assert len(last.rows("other")) == 5
 
 
-def test_what_a_killed_batch_left_is_cleared_by_the_next_chunk(
+def test_leftovers_of_a_killed_batch_are_removed_by_the_next_chunk(
     copied: Line, spark: SparkSession
 ) -> None:
     left = copied.folder / "batched" / "_staging" / "_batch-1-0123abcd" / "dataid=1"
@@ -1050,7 +1048,7 @@ def test_a_folder_may_be_called_anything(
     assert line.fingerprints("batched") == line.fingerprints("copies")
 
 
-def test_the_note_tells_the_schema_also_of_a_batch(copied: Line) -> None:
+def test_the_note_has_the_schema_also_in_a_batch(copied: Line) -> None:
     copied.run("many", spark_job(lambda df: df, batch=5))
 
     for each in (copied.folder / "batched").iterdir():
@@ -1183,7 +1181,7 @@ def of_table(line: Line, request: pytest.FixtureRequest, text: str) -> list[tupl
         return cursor.fetchall() if cursor.description else []
 
 
-def test_a_chunk_that_its_table_refuses_is_shown_nowhere(
+def test_a_chunk_that_its_table_refuses_is_published_nowhere(
     both: Line, request: pytest.FixtureRequest
 ) -> None:
     def other(numbers: DataFrame) -> dict[str, Any]:
@@ -1197,7 +1195,7 @@ def test_a_chunk_that_its_table_refuses_is_shown_nowhere(
     assert both.left() == []
 
 
-def test_a_table_is_shown_before_a_folder(both: Line, request: pytest.FixtureRequest) -> None:
+def test_a_table_is_published_before_a_folder(both: Line, request: pytest.FixtureRequest) -> None:
     def small(numbers: DataFrame) -> dict[str, Any]:
         made = folder_and_table(numbers, "1", 2)
         return {"fold": made["fold"], "ztab": made["ztab"].toPandas().assign(day="other")}
@@ -1346,7 +1344,7 @@ def test_a_large_csv_is_read_in_parts_only_if_each_line_is_a_row(
         ("orc", "map('k', array(named_struct('a`b', 1))) as m", "A column is called 'a`b'"),
     ],
 )
-def test_what_a_format_would_change_is_refused_in_a_line(
+def test_values_that_a_format_would_change_are_refused_in_one_line(
     through: Line, spark: SparkSession, format: str, select: str, said: str
 ) -> None:
     copied_as(through, format, spark.sql(f"select {select}"))
@@ -1399,7 +1397,7 @@ NESTED = (
     ("format", "more"),
     [("csv", ""), ("json", NESTED), ("orc", NESTED), ("parquet", NESTED)],
 )
-def test_what_a_format_can_hold_comes_back_with_its_collation(
+def test_values_come_back_with_their_collation(
     through: Line, spark: SparkSession, format: str, more: str
 ) -> None:
     df = spark.sql(

@@ -102,7 +102,7 @@ def data(root: Path, dataid: str) -> list[int]:
 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("dataid", ["1", "a/b"])
-def test_what_a_kill_left_goes_when_its_claim_is_over(
+def test_leftovers_of_a_kill_are_removed_when_the_claim_has_ended(
     line: Store, tmp_path: Path, point: str, dataid: str
 ) -> None:
     root = tmp_path / "out"
@@ -188,7 +188,7 @@ def test_a_publish_in_progress_isnt_touched(line: Store, tmp_path: Path) -> None
     assert data(root, "1") == [5]
 
 
-def test_a_batch_from_before_every_live_claim_goes(line: Store, tmp_path: Path) -> None:
+def test_a_batch_older_than_every_live_claim_is_removed(line: Store, tmp_path: Path) -> None:
     batch = tmp_path / "out" / "_staging" / f"{folders.BATCH}1-ab"
     batch.mkdir(parents=True)
     past = time.time() - 7200
@@ -199,7 +199,7 @@ def test_a_batch_from_before_every_live_claim_goes(line: Store, tmp_path: Path) 
     assert not (tmp_path / "out").joinpath("_staging").exists()
 
 
-def test_what_spark_left_in_a_chunk_goes_unless_it_is_being_made(
+def test_sparks_leftovers_in_a_chunk_are_removed_unless_it_is_running(
     line: Store, tmp_path: Path
 ) -> None:
     for dataid in ("1", "2"):

@@ -230,7 +230,7 @@ def test_chunks_are_looked_at_some_at_a_time(line: Store, monkeypatch: pytest.Mo
     assert asked == [2, 1]
 
 
-def test_what_somebody_has_in_hand_is_left(line: Store) -> None:
+def test_claimed_chunks_are_left_alone(line: Store) -> None:
     for dataid in ("1", "2", "10"):
         made(line, dataid, table(1), table(1))
     [reading] = take(line, "use", only="1")
@@ -245,7 +245,7 @@ def test_what_somebody_has_in_hand_is_left(line: Store) -> None:
     assert [row.dataid for row in compact(line, "out")] == ["1"]
 
 
-def test_a_chunk_that_is_taken_while_it_is_rewritten_stays_as_it_was(
+def test_a_chunk_claimed_while_it_is_rewritten_stays_unchanged(
     line: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made(line, "1", table(1), table(1))
@@ -292,7 +292,7 @@ def test_a_newer_chunk_isnt_replaced_by_the_old_rows(
         ("broken", "Parquet magic bytes not found"),
     ],
 )
-def test_what_cant_be_rewritten_as_it_is_is_left_with_the_reason(
+def test_chunks_that_cant_be_rewritten_are_left_with_the_reason(
     line: Store, what: str, why: str
 ) -> None:
     made(line, "1", table(1), table(1), *([pa.table({"z": [1]})] if what == "other types" else []))
@@ -346,7 +346,7 @@ def test_files_of_each_format_are_joined(store: Store, tmp_path: Path, format: s
         ({"hostname": "h", "database": "d", "tablename": "t", "chunkcolumn": "c"}, "is a table"),
     ],
 )
-def test_what_is_no_folder_of_files_is_refused(
+def test_places_that_arent_folders_of_files_are_refused(
     line: Store, columns: dict[str, str], why: str
 ) -> None:
     add_dataset(line, "other", **columns)
@@ -355,7 +355,7 @@ def test_what_is_no_folder_of_files_is_refused(
     assert why in done.stderr
 
 
-def test_sizes_are_read_and_refused(line: Store) -> None:
+def test_sizes_are_parsed_or_refused(line: Store) -> None:
     assert odf(line, "compact", "out", "--target-size", "many").exit_code == 2
     assert odf(line, "compact", "out", "--target-size", "0MB").exit_code == 2
     assert odf(line, "compact", "out", "--target-size", "1 GiB").exit_code == 0

@@ -27,7 +27,7 @@ def exists(given: Chunk) -> str:
 @pytest.mark.parametrize(
     "name", ["1", "1.csv", "1.txt", "1.csv.gz", "dataid=1", "dataid=1/part-0.csv", "1/x"]
 )
-def test_what_is_named_after_a_chunk_is_there(
+def test_a_file_named_after_a_chunk_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -40,7 +40,7 @@ def test_what_is_named_after_a_chunk_is_there(
 
 
 @pytest.mark.parametrize("name", ["10", "11.csv", "_1", ".1.csv", "dataid=2/1", "1.d/_odf.json"])
-def test_what_is_named_otherwise_is_not_the_chunk(tmp_path: Path, name: str) -> None:
+def test_a_file_with_another_name_is_not_the_chunk(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
@@ -49,7 +49,7 @@ def test_what_is_named_otherwise_is_not_the_chunk(tmp_path: Path, name: str) -> 
     )
 
 
-def test_a_folder_that_is_missing_a_file_that_was_told_and_data_in_hand(tmp_path: Path) -> None:
+def test_missing_folders_reported_files_and_unpublished_data_are_checked(tmp_path: Path) -> None:
     gone = str(tmp_path / "gone")
     assert exists(chunk(hostname=gone)) == f"there is no folder {gone}"
     told = Result(location=str(tmp_path / "elsewhere.csv"))

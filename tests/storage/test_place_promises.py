@@ -299,7 +299,7 @@ def test_a_reader_sees_the_old_chunk_or_the_new_one(store: Store, place: Any) ->
 
 
 @cases("equal")
-def test_what_is_read_back_equals_what_was_published(store: Store, place: Any) -> None:
+def test_data_read_back_equals_what_was_published(store: Store, place: Any) -> None:
     made(store, place, 3)
 
     pd.testing.assert_frame_equal(place.read(store), frame_of(3), check_dtype=False)
@@ -337,7 +337,7 @@ def test_a_crash_before_the_commit_shows_nothing_and_is_cleaned(store: Store, pl
 
 
 @cases("drift")
-def test_data_that_is_gone_is_seen(store: Store, place: Any) -> None:
+def test_missing_data_is_noticed(store: Store, place: Any) -> None:
     made(store, place, 1)
     assert not is_seen_as_gone(store, place)
 

@@ -138,7 +138,7 @@ def test_a_second_store_reads_what_the_first_has_published(stores: tuple[Store, 
     assert value_read(second) == value_read(first) == 7
 
 
-def test_what_a_store_itself_has_published_is_compared_as_ever(stores: tuple[Store, Store]) -> None:
+def test_chunks_of_the_same_store_are_compared(stores: tuple[Store, Store]) -> None:
     first, _ = stores
     load_one(first, 1)
     put(first, "shared", "1", "RESUBMIT", jobid="load")
@@ -201,7 +201,7 @@ def test_no_two_dataids_share_a_directory() -> None:
 
 
 @pytest.mark.parametrize("dataid", ["", "__HIVE_DEFAULT_PARTITION__", "x" * 249, ":" * 90])
-def test_what_cant_be_a_directorys_name_is_refused(dataid: str, tmp_path: Path) -> None:
+def test_an_invalid_directory_name_is_refused(dataid: str, tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"Give the chunk a(nother| shorter) dataid"):
         folders.put(str(tmp_path), dataid, 1, filled("x"), confirm=nothing)
 
@@ -305,7 +305,7 @@ def test_a_writer_that_fails_changes_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["dataid=1"]
 
 
-def test_who_waits_for_a_hanging_publish_says_so(
+def test_waiting_for_a_hanging_publish_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(system, "LOCK_WAIT_SECONDS", 0.05)
@@ -327,7 +327,7 @@ def test_who_waits_for_a_hanging_publish_says_so(
 
 @pytest.mark.parametrize("is_locking", [True, False])
 @pytest.mark.parametrize("generation", [5, 6])  # of another compaction, of a new claim
-def test_who_clears_up_removes_nothing_that_is_being_exchanged(
+def test_a_cleanup_removes_nothing_that_is_being_exchanged(
     is_locking: bool, generation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = str(tmp_path)
@@ -530,12 +530,14 @@ def test_a_frame_without_columns_and_arrow_tables_are_fine(format: str, tmp_path
         (Path("nowhere"), "csv", "There is nothing at nowhere"),
     ],
 )
-def test_what_cant_be_written_says_why(obj: Any, format: str, told: str, tmp_path: Path) -> None:
+def test_data_that_cant_be_written_is_refused_with_the_reason(
+    obj: Any, format: str, told: str, tmp_path: Path
+) -> None:
     with pytest.raises((WrongUse, ValueError), match=told):
         folders.write(obj, str(tmp_path), format)
 
 
-def test_bytes_and_files_that_are_there_are_published_as_they_are(tmp_path: Path) -> None:
+def test_bytes_and_existing_files_are_published_unchanged(tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "part-7.csv").write_text("a\n1\n")
     (tmp_path / "made" / "_SUCCESS").touch()
@@ -609,7 +611,7 @@ def test_a_published_chunk_is_read_back_once_it_is_ready(line: Store, tmp_path: 
 
 
 @BOTH
-def test_a_zombie_publishes_nothing_before_or_after_its_heir(line: Store) -> None:
+def test_a_zombie_publishes_nothing_before_or_after_its_successor(line: Store) -> None:
     zombie = claimed(line)
     expire(line, zombie.claim)
     line.recover()
@@ -633,7 +635,7 @@ def test_a_folder_of_older_tables_is_refused_with_the_way_out(line: Store, tmp_p
 
 
 @BOTH
-def test_a_read_that_a_new_publish_overtakes_is_done_again(line: Store) -> None:
+def test_a_read_overtaken_by_a_publish_is_repeated(line: Store) -> None:
     first = claimed(line)
     published(line, first, FRAME)
     line.finish(first.claim)
@@ -721,7 +723,7 @@ def test_a_chunk_that_didnt_pass_its_checks_isnt_read(line: Store, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["1.csv", "1", "dataid=1/part-0.csv"])
-def test_what_a_script_has_made_is_found_by_its_name(
+def test_the_output_of_a_script_is_found_by_its_name(
     line: Store, name: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -924,7 +926,7 @@ def test_the_tables_of_odf_themselves_are_no_place_for_data(sqlite_url: str) -> 
         ({"hostname": "postgresql://h", "database": "d", "tablename": "t"}, "postgres"),
     ],
 )
-def test_the_place_tells_what_it_is(columns: dict[str, str], kind: Any) -> None:
+def test_the_place_decides_the_kind_of_storage(columns: dict[str, str], kind: Any) -> None:
     target = chunk_place("x", {**columns, "chunkcolumn": "day"})
 
     assert isinstance(target, Folder) if kind is Folder else target.dialect == kind  # type: ignore[union-attr]
@@ -943,7 +945,7 @@ def _execute(run: Callable[..., Any], text: str) -> None:
 # --- functions that return their value ---
 
 
-def test_what_a_function_returns_is_published_after_its_checks(line: Store, tmp_path: Path) -> None:
+def test_a_functions_result_is_published_after_its_checks(line: Store, tmp_path: Path) -> None:
     from opendataflow_dagster.model import READY
     from opendataflow_dagster.runner.heartbeat import Pulse
     from opendataflow_dagster.runner.produce import Checked, produce
@@ -998,7 +1000,7 @@ def test_a_folder_that_cannot_be_made_is_refused_at_once(
     assert time.monotonic() - start < 5
 
 
-def test_a_password_in_a_url_is_not_told() -> None:
+def test_a_password_in_a_url_is_not_shown() -> None:
     columns = {"tablename": "t", "chunkcolumn": "c"}
     for host in ("jdbc:postgresql://h/d?user=u&password=hunter2", "jdbc:oracle:thin:u/hunter2@h/x"):
         found = chunk_place("sales", {"hostname": host, **columns})

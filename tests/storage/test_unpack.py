@@ -122,7 +122,7 @@ def test_doctor_counts_packed_chunks_and_says_how_to_unpack_them(
     assert check() == []
 
 
-def test_a_chunk_that_somebody_has_stays_in_its_pack(line: Store, packed: dict[str, dict]) -> None:
+def test_a_claimed_chunk_stays_in_its_pack(line: Store, packed: dict[str, dict]) -> None:
     [reading] = take(line, "use", only="1")
 
     done = {row.dataid: row.left for row in unpack(line, "out", ["1", "2"])}
@@ -151,7 +151,9 @@ def test_a_chunk_that_is_claimed_while_it_is_unpacked_stays_in_its_pack(
     assert os.listdir("out") == ["_packs"]
 
 
-def test_a_chunk_that_is_made_again_leaves_its_pack(line: Store, packed: dict[str, dict]) -> None:
+def test_a_chunk_that_is_produced_again_leaves_its_pack(
+    line: Store, packed: dict[str, dict]
+) -> None:
     for dataid in ODD:
         assert leftovers(line) == []
         operations.resubmit(line, "load", [dataid])
@@ -163,9 +165,7 @@ def test_a_chunk_that_is_made_again_leaves_its_pack(line: Store, packed: dict[st
     assert not Path("out/_packs").exists()
 
 
-def test_a_pack_stays_while_its_chunks_fail_to_be_made_again(
-    line: Store, packed: dict[str, dict]
-) -> None:
+def test_a_pack_stays_while_its_chunks_fail(line: Store, packed: dict[str, dict]) -> None:
     for dataid in ODD:
         operations.resubmit(line, "load", [dataid])
         [claim] = take(line, "load", only=dataid)
@@ -183,7 +183,7 @@ def test_a_pack_stays_while_its_chunks_fail_to_be_made_again(
     assert leftovers(line) == []
 
 
-def test_a_pack_that_is_gone_is_reported(line: Store, packed: dict[str, dict]) -> None:
+def test_a_missing_pack_is_reported(line: Store, packed: dict[str, dict]) -> None:
     shutil.rmtree("out/_packs")
 
     assert {row.left for row in unpack(line, "out")} == {"its pack is gone"}

@@ -13,7 +13,7 @@ from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import close, policy, put, register, sql
 
 
-def test_everything_that_is_named_is_there(store: Store) -> None:
+def test_the_catalog_has_everything_that_is_named(store: Store) -> None:
     add_dataset(store, "bobin", hostname="here", tablename="orders", format="csv")
     register(store, "loadbob", ["bobin"], ["bobout"], COLOR="red")
     register(store, "other", ["today"], ["bobout"])
@@ -80,7 +80,7 @@ def test_datasets_that_jobs_link_are_one_domain(
     assert read_catalog(store).domains == domains
 
 
-def test_a_circle_of_jobs_is_known_as_one(store: Store) -> None:
+def test_a_cycle_of_jobs_is_recognized(store: Store) -> None:
     register(store, "there", ["a"], ["b"])
     register(store, "back", ["b", "c"], ["a"])
 
@@ -141,7 +141,7 @@ def test_a_kept_copy_stands_in_while_the_database_is_away(
     close(dataflow.store)
 
 
-def test_a_lost_connection_is_opened_again(postgres_url: str) -> None:
+def test_a_lost_connection_is_reopened(postgres_url: str) -> None:
     from opendataflow_dagster import DataflowResource
 
     dataflow = DataflowResource(url=postgres_url)

@@ -337,7 +337,7 @@ def test_both_backends_take_any_ids_in_the_same_order(sqlite_url: str, postgres_
 # Dials
 
 
-def test_pause(store: Store) -> None:
+def test_a_paused_job_claims_nothing(store: Store) -> None:
     simple(store, "1")
     policy(store, "job", paused_until="2999-01-01 00:00:00")
     assert take(store, "job") == []
@@ -378,7 +378,7 @@ def test_a_claim_whose_lease_ran_out_counts_until_it_is_recovered(store: Store) 
     assert len(take(store, "job", "w2", k=2)) == 1
 
 
-def test_only_names_the_chunk(store: Store) -> None:
+def test_the_argument_only_selects_the_chunk(store: Store) -> None:
     simple(store, "1", "2", "3")
     assert ids(take(store, "job", only="2", k=5)) == ["2"]
     assert take(store, "job", "other", only="2") == []
@@ -386,7 +386,7 @@ def test_only_names_the_chunk(store: Store) -> None:
     check(store)
 
 
-def test_an_idle_worker_hears_of_new_chunks(store: Store) -> None:
+def test_an_idle_worker_notices_new_chunks(store: Store) -> None:
     simple(store)
     assert store.claim("job", owner="w") == []
     assert store.claim("job", owner="w") == []
@@ -461,7 +461,7 @@ def test_a_failure_blocks_until_resubmit(store: Store) -> None:
     check(store)
 
 
-def test_retries_by_policy_without_delay(store: Store) -> None:
+def test_the_policy_grants_retries_without_delay(store: Store) -> None:
     simple(store, "1")
     policy(store, "job", max_attempts=3)
     for attempt in (1, 2):
@@ -485,7 +485,7 @@ def test_a_retry_that_the_caller_forbids_is_not_granted(store: Store) -> None:
     assert sql(store, "select * from claim") == []
 
 
-def test_retries_with_delay(store: Store) -> None:
+def test_the_policy_grants_retries_with_a_delay(store: Store) -> None:
     simple(store, "1")
     policy(store, "job", max_attempts=2, retry_delay=3600)
     assert store.fail(one(store), "no") == ("FAILED", 3600)
@@ -522,7 +522,7 @@ def test_a_delayed_retry_yields_to_a_person(store: Store, word: str | None) -> N
     check(store)
 
 
-def test_a_poisoned_chunk_goes_on_hold_and_the_others_go_on(store: Store) -> None:
+def test_a_poisoned_chunk_is_held_and_the_others_continue(store: Store) -> None:
     simple(store, "1", "2")
     for loss in range(1, store_module.MAX_LOSSES + 1):
         claim = one(store)
@@ -819,7 +819,7 @@ def test_a_row_of_history_says_when_a_hand_changed_it(store: Store) -> None:
 # Rows that people change, delete, rename, replace
 
 
-def test_rows_deleted_by_hand(store: Store) -> None:
+def test_deleting_rows_by_hand_frees_the_chunk(store: Store) -> None:
     simple(store, "1", "2", "3")
     done, running = one(store), one(store, owner="w2")
     store.finish(done)
@@ -850,7 +850,7 @@ def test_one_of_two_running_outputs_deleted_by_hand_frees_the_chunk(store: Store
     check(store)
 
 
-def test_in_rows_of_a_running_chunk_deleted_by_hand(store: Store) -> None:
+def test_deleting_in_rows_of_a_running_chunk_by_hand_is_safe(store: Store) -> None:
     simple(store, "1")
     claim = one(store)
     sql(store, "delete from datastatus where locktype = 'IN'")
@@ -899,7 +899,7 @@ def test_an_output_settled_by_hand_while_it_runs_stays_settled(
     check(store)
 
 
-def test_a_dataid_renamed_by_hand(store: Store) -> None:
+def test_renaming_a_dataid_by_hand_moves_the_chunk(store: Store) -> None:
     simple(store, "1", "2")
     sql(store, "update datastatus set dataid = '7' where datasetid = 'a' and dataid = '1'")
     assert pending(store) == {("job", "2"): 1, ("job", "7"): 1}
@@ -922,7 +922,7 @@ def test_a_running_chunk_renamed_by_hand_is_free_under_its_old_name(store: Store
     check(store)
 
 
-def test_a_key_or_locktype_changed_by_hand(store: Store) -> None:
+def test_changing_a_key_or_locktype_by_hand_is_followed(store: Store) -> None:
     simple(store, "1")
     for change in (
         "locktype = 'IN'",
@@ -938,7 +938,7 @@ def test_a_key_or_locktype_changed_by_hand(store: Store) -> None:
         check(store)
 
 
-def test_a_status_of_null_or_any_word_written_over_any_other(store: Store) -> None:
+def test_any_status_may_be_written_over_any_other(store: Store) -> None:
     simple(store, "1")
     words = [*DONE_WORDS, *FREE_WORDS]
     for datasetid, jobid, locktype in (
@@ -952,7 +952,7 @@ def test_a_status_of_null_or_any_word_written_over_any_other(store: Store) -> No
         check(store)
 
 
-def test_many_rows_in_one_statement(store: Store) -> None:
+def test_many_rows_may_change_in_one_statement(store: Store) -> None:
     register(store, "job", ["a", "b"], ["x", "y"])
     numbers = (
         "with recursive n(i) as (select 1 union all select i + 1 from n where i < 500) "
@@ -979,7 +979,7 @@ def test_many_rows_in_one_statement(store: Store) -> None:
     check(store)
 
 
-def test_insert_or_replace_on_sqlite(sqlite_url: str) -> None:
+def test_insert_or_replace_on_sqlite_is_followed(sqlite_url: str) -> None:
     store = open_store(sqlite_url)
     store.init()
     register(store, "job", ["a"], ["b"])
@@ -1004,7 +1004,7 @@ def test_insert_or_replace_on_sqlite(sqlite_url: str) -> None:
     close(store)
 
 
-def test_truncate_on_postgresql(postgres_url: str) -> None:
+def test_truncate_on_postgresql_is_followed(postgres_url: str) -> None:
     store = open_store(postgres_url)
     store.init()
     simple(store, "1", "2")
@@ -1231,7 +1231,7 @@ def test_ids_of_the_greatest_length_are_kept(store: Store) -> None:
     check(store)
 
 
-def test_a_name_given_to_a_hand_does_not_reach_other_writers(store: Store) -> None:
+def test_a_signature_does_not_leak_to_other_writers(store: Store) -> None:
     """What one transaction tells of itself ends with it."""
     simple(store, "1", "2")
 
@@ -1283,7 +1283,7 @@ def test_a_short_lease_runs_out_by_itself(store: Store) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_hands_do_the_queue_is_right(store: Store, seed: int) -> None:
+def test_the_queue_is_right_after_any_change_by_hand(store: Store, seed: int) -> None:
     dice = random.Random(seed)
     register(store, "j1", ["a"], ["b"])
     register(store, "j2", ["a", "b"], ["c", "d"])

@@ -166,9 +166,7 @@ def test_workers_without_a_connection_hold_up_none_that_have_one(owner: Store, f
     assert "raise max_connections" in line
 
 
-def test_processes_wait_for_a_connection_and_go_on_when_there_is_one(
-    owner: Store, few: Few
-) -> None:
+def test_processes_wait_for_a_free_connection_and_continue(owner: Store, few: Few) -> None:
     for each in range(8):
         put(owner, "a", str(each))
     words = [sys.executable, "-m", "opendataflow_dagster.cli", "run", "--all", "--job", "job"]
@@ -210,7 +208,7 @@ def test_an_idle_worker_gives_back_its_connection(
     assert said[-1] == "0", said
 
 
-def test_who_gets_no_connection_ends_after_its_patience(few: Few) -> None:
+def test_a_process_without_a_connection_ends_after_its_timeout(few: Few) -> None:
     url, said = few(0), list[str]()
     store = open_store(url)
     store.db.patience, store.db.say = 0.5, said.append
@@ -222,7 +220,7 @@ def test_who_gets_no_connection_ends_after_its_patience(few: Few) -> None:
     assert NoDatabase.exit_code == 1
 
 
-def test_who_waits_for_a_connection_can_be_stopped(few: Few) -> None:
+def test_waiting_for_a_connection_can_be_stopped(few: Few) -> None:
     words = [sys.executable, "-m", "opendataflow_dagster.cli", "run", "--job", "job", "/bin/true"]
     environ = os.environ | {"DATAFLOW_URL": few(0)}
     run = subprocess.Popen(words, env=environ, stderr=subprocess.PIPE, text=True)

@@ -34,7 +34,7 @@ def test_workers_of_a_process_are_one_execution(store: Store) -> None:
     assert ended == begun
 
 
-def test_whoever_settles_it_a_chunk_that_runs_belongs_to_who_runs_it(store: Store) -> None:
+def test_a_running_chunk_belongs_to_its_execution_whoever_settles_it(store: Store) -> None:
     register(store, "copy", ["orders"], ["copies"])
     operations.ready(store, "orders", ["1", "2"])
     [claim] = store.claim("copy", owner=new_owner(), only="1", lease=-1)
@@ -58,13 +58,13 @@ def test_by_hand_a_transaction_is_an_execution(store: Store) -> None:
     assert by_hand[0] not in (None, *executions(store, "external"))
 
 
-def test_what_odf_work_starts_claims_for_odf_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_started_by_odf_work_claim_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not new_owner().endswith(WORK_OWNER)
     monkeypatch.setenv("DATAFLOW_WORK", "1")
     assert new_owner().endswith(WORK_OWNER)
 
 
-def test_what_a_run_of_dagster_sends_back_belongs_to_the_run(store: Store) -> None:
+def test_chunks_resubmitted_by_a_dagster_run_belong_to_the_run(store: Store) -> None:
     register(store, "copy", ["orders"], ["copies"])
     operations.ready(store, "orders", ["1"])
     [claim] = store.claim("copy", owner=new_owner())
@@ -80,7 +80,7 @@ def test_what_a_run_of_dagster_sends_back_belongs_to_the_run(store: Store) -> No
         ("changes", "dataevent_by_execution", {"execution": "x", "jobid": "copy", "most": 9}),
     ],
 )
-def test_what_an_execution_did_is_found_without_reading_the_whole_log(
+def test_an_executions_changes_are_found_without_reading_the_whole_log(
     store: Store, name: str, index: str, details: dict
 ) -> None:
     operations.ready(store, "orders", [str(number) for number in range(300)])

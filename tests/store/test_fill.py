@@ -152,7 +152,7 @@ def test_what_was_pending_before_a_job_changed_is_not_claimed_wrongly(full: Stor
     check(full)
 
 
-def test_a_job_that_changes_keeps_its_queue_while_it_is_judged_anew(full: Store) -> None:
+def test_a_changed_job_keeps_its_queue_while_it_is_judged_again(full: Store) -> None:
     register(full, "job", ["a"], ["b"])
     full.fill()
     put(full, "c", "1", jobid="other")
@@ -165,7 +165,7 @@ def test_a_job_that_changes_keeps_its_queue_while_it_is_judged_anew(full: Store)
     check(full)
 
 
-def test_who_begins_again_at_once_gets_ahead_of_no_writer_that_waits(sqlite_url: str) -> None:
+def test_a_repeated_fill_lets_waiting_writers_go_first(sqlite_url: str) -> None:
     store = open_store(sqlite_url)
     store.init()
     turns, ended = 0, threading.Event()
@@ -191,7 +191,7 @@ def test_who_begins_again_at_once_gets_ahead_of_no_writer_that_waits(sqlite_url:
         close(store)
 
 
-def test_a_filling_that_is_killed_goes_on_elsewhere(full: Store, url: str) -> None:
+def test_a_killed_fill_is_continued_by_another_process(full: Store, url: str) -> None:
     register(full, "job", ["a"], ["b"])
     program = (
         "import sys, time\n"

@@ -83,7 +83,7 @@ def test_following_begins_at_the_end(store: Store) -> None:
 @pytest.mark.parametrize(
     "cursor", ["", "x", "1:2:3", "-1", "1:", "١", "9" * 40, "1:2'; drop table job"]
 )
-def test_garbage_is_no_cursor(store: Store, cursor: str) -> None:
+def test_an_invalid_cursor_is_refused(store: Store, cursor: str) -> None:
     with pytest.raises(WrongUse, match="isn't a cursor"):
         events_after(store, cursor)
 
@@ -187,7 +187,7 @@ def test_a_change_that_commits_late_is_not_missed(postgres: Store, postgres_url:
     assert events_after(postgres, cursor)[0] == []
 
 
-def test_within_a_chunk_seq_tells_the_order(postgres: Store, postgres_url: str) -> None:
+def test_within_a_chunk_seq_gives_the_order(postgres: Store, postgres_url: str) -> None:
     put(postgres, "1", "READY")
     with psycopg.connect(postgres_url) as slow:
         slow.execute("insert into dataflow.job (jobid) values ('takes a transaction number')")
@@ -244,7 +244,7 @@ def test_a_reader_beside_four_writers_sees_each_change_once(
     assert set(seen.values()) == {1}
 
 
-def test_a_log_restored_into_another_server_is_found_and_mended(postgres: Store) -> None:
+def test_a_log_restored_into_another_server_is_found_and_repaired(postgres: Store) -> None:
     put(postgres, "1", "READY")
     put(postgres, "2", "READY")
     _, old_cursor = events_after(postgres, None)

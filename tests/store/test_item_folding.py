@@ -135,7 +135,7 @@ def test_only_what_is_ready_is_folded(store: Store, status: str) -> None:
     assert fold_of(store, "orders", dataid) is None
 
 
-def test_what_a_second_pipeline_has_yet_to_read_stays(store: Store) -> None:
+def test_items_that_a_second_pipeline_has_yet_to_read_stay(store: Store) -> None:
     register(store, "mail", ["sold"], ["mailed"])
     register(store, "count", ["mailed"], ["counted"])
     ids = send(store, 3)
@@ -159,7 +159,7 @@ def test_what_a_second_pipeline_has_yet_to_read_stays(store: Store) -> None:
     check(store)
 
 
-def test_what_was_made_from_data_that_was_replaced_stays(store: Store) -> None:
+def test_stale_chunks_stay(store: Store) -> None:
     register(store, "mail", ["sold"], ["mailed"])
     [dataid] = send(store, 1)
     work(store)
@@ -174,7 +174,7 @@ def test_what_was_made_from_data_that_was_replaced_stays(store: Store) -> None:
     assert fold_items(store) == 1
 
 
-def test_what_a_replaced_file_holds_stays_and_so_does_what_is_in_a_pack(store: Store) -> None:
+def test_chunks_in_replaced_files_and_packs_stay(store: Store) -> None:
     ids = send(store, 3)
     work(store, replaces=True)
     age(store)
@@ -191,7 +191,7 @@ def test_what_a_replaced_file_holds_stays_and_so_does_what_is_in_a_pack(store: S
     assert fold_items(store) == 0
 
 
-def test_the_dial_says_after_how_long(store: Store) -> None:
+def test_the_dial_says_when_items_are_folded(store: Store) -> None:
     send(store, 1)
     work(store)
     sql(store, "update streamitem set received = '2026-01-01 00:00:00'")
@@ -234,7 +234,7 @@ def test_a_key_is_kept_as_long_as_an_item_of_its_post(store: Store) -> None:
     assert sql(store, "select count(*) from streamkey") == [(1,)]
 
 
-def test_a_folded_item_is_told_so_and_cannot_be_made_again(store: Store) -> None:
+def test_a_folded_item_is_reported_and_cannot_be_produced_again(store: Store) -> None:
     register(store, "mail", ["sold"], ["mailed"])
     ids = send(store, 3)
     work(store)

@@ -189,7 +189,7 @@ def test_many_at_once_lose_none_and_make_none_twice(store: Store, url: str) -> N
     check(store)
 
 
-def test_a_connection_that_is_lost_after_the_commit_brings_nothing_twice(
+def test_a_connection_lost_after_the_commit_duplicates_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Who lost the connection can't know whether it was committed: the work is done again.
@@ -221,7 +221,9 @@ def test_a_number_that_is_a_chunk_already_is_passed_over(store: Store) -> None:
     check(store)
 
 
-def test_all_or_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_post_is_stored_whole_or_not_at_all(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> int:
         raise OSError("the disk is full")
 
@@ -269,7 +271,7 @@ def test_an_item_fails_is_sent_back_and_is_ready(store: Store) -> None:
     check(store)
 
 
-def test_the_backlog(store: Store) -> None:
+def test_the_backlog_counts_waiting_items(store: Store) -> None:
     assert backlog(store) == []
     dataids = accepted(store, *"12345").dataids
     register(store, "quiet", [], ["silence"])
@@ -299,7 +301,7 @@ def test_the_backlog(store: Store) -> None:
     assert {row["jobid"]: row["failed"] for row in backlog(store)} == {"orders": 0, "quiet": 0}
 
 
-def test_a_cleaned_item_is_known_for_one(store: Store) -> None:
+def test_an_item_without_a_payload_is_still_an_item(store: Store) -> None:
     [dataid] = accepted(store, "1").dataids
     store.finish(take(store, "orders"))
     assert clean(store).items == 1
@@ -308,7 +310,7 @@ def test_a_cleaned_item_is_known_for_one(store: Store) -> None:
     assert is_item(store, "orders", dataid)
 
 
-def test_two_hundred_at_once_are_quick(store: Store) -> None:
+def test_two_hundred_items_at_once_take_milliseconds(store: Store) -> None:
     posts = [Post("orders", (json.dumps({"n": n}),), f"key {n}") for n in range(200)]
     accept(store, posts[:1])
     seconds = []
@@ -320,7 +322,7 @@ def test_two_hundred_at_once_are_quick(store: Store) -> None:
     assert min(seconds) < 0.3, "it takes 5 to 10 ms where nobody else is at work"
 
 
-def test_a_run_is_named_by_the_moment_and_no_two_by_the_same(store: Store, url: str) -> None:
+def test_a_run_is_named_by_its_start_time_and_names_differ(store: Store, url: str) -> None:
     register(store, "rival", [], ["sold"])
 
     def begin(worker: int) -> list[str]:

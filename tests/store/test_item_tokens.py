@@ -13,7 +13,7 @@ from tests.server.test_app import make_project
 from tests.support.store_fixtures import everything, register
 
 
-def test_a_pipeline_without_a_token_lets_nobody_in(store: Store) -> None:
+def test_a_pipeline_without_a_token_accepts_nobody(store: Store) -> None:
     assert not has_token(store, "orders")
     for given in ("", "x", "\ud800", "\0"):
         assert not check_token(store, "orders", given)
@@ -41,7 +41,7 @@ def test_a_dropped_token_opens_nothing(store: Store) -> None:
     assert not check_token(store, "orders", token)
 
 
-def test_the_tables_dont_have_the_token(store: Store) -> None:
+def test_the_tables_dont_contain_the_token(store: Store) -> None:
     token = new_token(store, "orders")
     assert len(token) >= 43
     assert token not in repr(everything(store))

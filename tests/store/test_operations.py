@@ -66,7 +66,7 @@ def refused(code: str, act, *words: str) -> str:
 # --- resubmit
 
 
-def test_a_ready_chunk_is_made_again_with_all_its_outputs(load: Store) -> None:
+def test_a_ready_chunk_is_produced_again_with_all_its_outputs(load: Store) -> None:
     done(load, "load", "1", "2")
     moved = operations.resubmit(load, "load", ["1"], who="bob", why="the source changed")
 
@@ -111,7 +111,7 @@ def test_a_row_without_a_status_can_be_resubmitted(load: Store) -> None:
     assert status(load, "b", "1", "load") == RESUBMIT
 
 
-def test_what_is_to_be_made_already_stays_as_it_is(load: Store) -> None:
+def test_a_chunk_already_in_resubmit_stays_unchanged(load: Store) -> None:
     put(load, "b", "1", "RERUN", jobid="load")
     put(load, "b", "2", "PENDING", jobid="load")
     before = everything(load)
@@ -145,7 +145,9 @@ def store_finishes_once(store: Store, claim) -> None:
         store.finish(claim)
 
 
-def test_a_running_chunk_of_the_java_program_names_its_cure(load: Store) -> None:
+def test_a_running_chunk_of_the_java_program_is_refused_with_the_command_to_run(
+    load: Store,
+) -> None:
     put(load, "b", "1", "RUNNING", jobid="load")
     refused(
         "LOCKED", lambda: operations.resubmit(load, "load", ["1"]), "since 20", "--older-than 2h"
@@ -167,7 +169,7 @@ def test_an_unknown_chunk_or_job_is_refused(load: Store) -> None:
         operations.resubmit(load, "load")
 
 
-def test_all_that_failed_and_nothing_else(load: Store) -> None:
+def test_failed_chunks_are_resubmitted_and_no_others(load: Store) -> None:
     failed(load, "load", "1", "2")
     done(load, "load", "3")
     put(load, "b", "4", "ERROR", jobid="load")
@@ -180,7 +182,7 @@ def test_all_that_failed_and_nothing_else(load: Store) -> None:
     check(load)
 
 
-def test_all_that_failed_of_all_jobs_what_is_upstream_first(load: Store) -> None:
+def test_failed_chunks_of_all_jobs_are_resubmitted_upstream_first(load: Store) -> None:
     register(load, "again", ["b"], ["d"])
     register(load, "apart", ["a"], ["e"])
     done(load, "load", "1", "2")
@@ -204,7 +206,7 @@ def test_all_that_failed_of_all_jobs_what_is_upstream_first(load: Store) -> None
     check(load)
 
 
-def test_what_failed_of_all_jobs_by_time_by_name_and_with_what_lies_below(load: Store) -> None:
+def test_failures_of_all_jobs_are_filtered_by_time_and_name(load: Store) -> None:
     register(load, "again", ["b"], ["d"])
     done(load, "load", "1", "2")
     failed(load, "again", "1", "2")
@@ -293,7 +295,7 @@ def chain(load: Store) -> Store:
     return load
 
 
-def test_dont_copy_18_what_others_made_of_it_is_made_again_too(chain: Store) -> None:
+def test_dont_copy_18_downstream_chunks_are_produced_again_too(chain: Store) -> None:
     for jobid in ("load", "apart", "report", "stats", "back"):
         done(chain, jobid, "1", "2")
     put(chain, "e", "1", "READY", jobid="mail")
@@ -313,7 +315,7 @@ def test_dont_copy_18_what_others_made_of_it_is_made_again_too(chain: Store) -> 
     check(chain)
 
 
-def test_what_runs_or_is_held_downstream_is_left_and_told(chain: Store) -> None:
+def test_running_and_held_downstream_chunks_are_left_and_reported(chain: Store) -> None:
     done(chain, "load", "1", "2")
     done(chain, "stats", "1")
     failed(chain, "report", "2")
@@ -445,7 +447,7 @@ def test_hold_and_release_refuse_what_they_cannot_do(load: Store) -> None:
         operations.hold(load, "load", [])
 
 
-def test_who_holds_first_and_who_claims_first(load: Store) -> None:
+def test_a_hold_and_a_claim_race_has_one_winner(load: Store) -> None:
     """A hold and a claim of one chunk at once: one of them gets it, never both."""
     for n in range(20):
         put(load, "a", f"race{n}")
@@ -500,7 +502,7 @@ def test_a_chunk_from_outside_is_ready_and_read(store: Store) -> None:
 
 
 @pytest.mark.parametrize("word", ["PENDING", "RESUBMIT", "RERUN", "FAILED", "ERROR"])
-def test_what_a_job_did_not_make_is_made_outside(load: Store, word: str) -> None:
+def test_a_chunk_without_a_producer_can_be_marked_ready(load: Store, word: str) -> None:
     put(load, "b", "1", word, jobid="load")
     operations.ready(load, "b", ["1"])
     assert status(load, "b", "1", "load") == READY
@@ -597,7 +599,7 @@ def test_dont_copy_7_only_the_jobs_own_rows_go(load: Store) -> None:
     check(load)
 
 
-def test_a_run_that_goes_on_is_not_deleted(load: Store) -> None:
+def test_a_running_run_is_not_deleted(load: Store) -> None:
     [claim] = take(load, "load", only="1", owner="alice")
     refused("LOCKED", lambda: operations.delete_run(load, "load", "1"), "alice")
     load.fail(claim, "boom")
@@ -636,7 +638,7 @@ def age(store: Store, dataid: str, hours: int) -> None:
     sql(store, f"update dataevent set at = {when} where dataid = :d", d=dataid)
 
 
-def test_what_the_java_program_left_is_sent_back_by_its_age(load: Store) -> None:
+def test_old_chunks_of_the_java_program_are_resubmitted(load: Store) -> None:
     java_claims(load, "1")
     java_claims(load, "2")
     age(load, "1", 3)
@@ -689,7 +691,7 @@ def test_a_live_claim_is_never_abandoned(load: Store) -> None:
     load.finish(claim)
 
 
-def test_what_recover_would_do(load: Store) -> None:
+def test_recover_with_plan_lists_what_it_would_do(load: Store) -> None:
     take(load, "load", only="1")
     expire(load)
     policy(load, "load", max_attempts=3, retry_delay=60)

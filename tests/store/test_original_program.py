@@ -103,7 +103,9 @@ def test_both_work_at_once_and_nothing_is_done_twice_or_missed(
     check(shared)
 
 
-def test_our_claims_wait_for_the_originals_table_lock_and_go_on(shared: Store, java: Java) -> None:
+def test_our_claims_wait_for_the_originals_table_lock_and_continue(
+    shared: Store, java: Java
+) -> None:
     ready(shared, "1", "2")
     with ThreadPoolExecutor(1) as pool, java.claiming("job") as dataid:
         assert dataid == "1"
@@ -127,7 +129,7 @@ def test_our_finish_waits_for_the_originals_table_lock(shared: Store, java: Java
     check(shared)
 
 
-def test_the_original_leaves_alone_what_we_are_making(shared: Store, java: Java) -> None:
+def test_the_original_leaves_our_running_chunks_alone(shared: Store, java: Java) -> None:
     ready(shared, "1")
     [claim] = take(shared, "job")
     assert java.claim("job") is None
@@ -139,7 +141,9 @@ def test_the_original_leaves_alone_what_we_are_making(shared: Store, java: Java)
     check(shared)
 
 
-def test_only_a_person_settles_what_the_original_left_running(shared: Store, java: Java) -> None:
+def test_only_a_person_settles_chunks_that_the_original_left_running(
+    shared: Store, java: Java
+) -> None:
     ready(shared, "1")
     assert java.claim("job") == "1"
     before = statuses(shared)
@@ -181,7 +185,7 @@ def test_the_original_dies_between_the_two_halves_of_its_end(shared: Store, java
     check(shared)
 
 
-def test_deleterun_of_the_original(shared: Store, java: Java) -> None:
+def test_deleterun_of_the_original_works_on_our_tables(shared: Store, java: Java) -> None:
     ready(shared, "1", "2")
     first, second = take(shared, "job", k=2)
     shared.finish(first)

@@ -80,7 +80,7 @@ def test_failures_are_chunks_the_last_first_with_their_reasons(line: Store) -> N
     assert len(list(failures(line, since=datetime(2026, 1, 2, 12, tzinfo=UTC)))) == 1
 
 
-def test_counts_by_status(line: Store) -> None:
+def test_chunks_are_counted_by_status(line: Store) -> None:
     words = {
         "READY": 3,
         "FAILED": 2,
@@ -117,7 +117,7 @@ def test_counts_by_status(line: Store) -> None:
     assert [row["jobid"] for row in summary(line, "b")] == ["load"]
 
 
-def test_notes_tell_of_dials(line: Store) -> None:
+def test_notes_mention_the_dials(line: Store) -> None:
     set_policy(line, "load", {"paused_until": "forever"})
     set_policy(line, "fetch", {"concurrency": "3"})
     notes = {row["jobid"]: row["note"] for row in summary(line)}
@@ -141,7 +141,7 @@ def test_of_a_job_that_reads_today_only_today_may_be_claimed(store: Store) -> No
     assert strip.squares == [""]
 
 
-def test_who_runs_what(line: Store) -> None:
+def test_running_chunks_are_listed_with_their_owners(line: Store) -> None:
     put(line, "a", "READY", dataid="1")
     put(line, "a", "READY", dataid="2")
     line.claim("load", owner="me", only="1", lease=50)

@@ -83,7 +83,7 @@ def test_a_run_is_due_however_the_last_one_ended(daily: Store, ended: str) -> No
     assert len(begun(daily)) == 1
 
 
-def test_what_is_to_be_made_again_comes_first(daily: Store) -> None:
+def test_resubmitted_runs_come_first(daily: Store) -> None:
     old = ago(daily, 60)
     put(daily, "sums", old, "RESUBMIT", jobid="daily")
     assert begun(daily) == []

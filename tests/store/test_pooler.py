@@ -194,7 +194,7 @@ def test_no_statement_needs_a_search_path(postgres_url: str) -> None:
     store.close()
 
 
-def test_doctor_tells_of_a_pooler(pool: Pool, postgres_url: str) -> None:
+def test_doctor_reports_a_pooler(pool: Pool, postgres_url: str) -> None:
     for store in stores(postgres_url):
         close(store)
     pooler = pool(1)

@@ -88,7 +88,7 @@ def test_a_producer_waits_for_the_readers_of_its_chunk(chain: Store) -> None:
 
 
 @pytest.mark.parametrize("end", ["fail", "give back", "lose", "delete"])
-def test_a_reader_that_ends_lets_the_producer_go_on(chain: Store, end: str) -> None:
+def test_the_producer_may_run_when_the_reader_ends(chain: Store, end: str) -> None:
     [reader] = take(chain, "down")
     operations.resubmit(chain, "up", ["1"])
     assert ("up", "1") not in pending(chain)
@@ -105,7 +105,7 @@ def test_a_reader_that_ends_lets_the_producer_go_on(chain: Store, end: str) -> N
     assert ("up", "1") in pending(chain)
 
 
-def test_an_upstream_that_is_to_be_made_again_admits_no_new_readers(chain: Store) -> None:
+def test_an_upstream_in_resubmit_admits_no_new_readers(chain: Store) -> None:
     register(chain, "late", ["a"], ["c"])
     take(chain, "down")
     operations.resubmit(chain, "up", ["1"])
@@ -144,7 +144,7 @@ def lost(store: Store, claim: Claim) -> None:
         store.finish(claim, [Fact("b", "1", fingerprint="torn")])
 
 
-def test_an_input_that_was_made_anew_sends_the_output_back(chain: Store) -> None:
+def test_a_replaced_input_resubmits_the_output(chain: Store) -> None:
     [reader] = take(chain, "down")
     anew(chain, "two")
     lost(chain, reader)
@@ -157,7 +157,7 @@ def test_an_input_that_was_made_anew_sends_the_output_back(chain: Store) -> None
     assert status(chain, "b", "1", "down") == READY
 
 
-def test_an_input_that_is_being_made_sends_the_output_back(chain: Store) -> None:
+def test_a_running_input_resubmits_the_output(chain: Store) -> None:
     [reader] = take(chain, "down")
     operations.resubmit(chain, "up", ["1"])
     force(chain, "up", "1", owner="force")
@@ -173,7 +173,7 @@ def test_it_ends_on_hold_after_too_many_changes(chain: Store) -> None:
     assert status(chain, "b", "1", "down") == HOLD
 
 
-def test_the_same_data_made_again_is_no_change(chain: Store) -> None:
+def test_the_same_data_produced_again_is_no_change(chain: Store) -> None:
     [reader] = take(chain, "down")
     anew(chain, "one")
     chain.finish(reader)
@@ -181,7 +181,7 @@ def test_the_same_data_made_again_is_no_change(chain: Store) -> None:
 
 
 @pytest.mark.parametrize("word", ["RESUBMIT", "HOLD", "FAILED"])
-def test_an_input_that_is_only_sent_back_or_held_is_no_change(chain: Store, word: str) -> None:
+def test_a_resubmitted_or_held_input_is_no_change(chain: Store, word: str) -> None:
     [reader] = take(chain, "down")
     put(chain, "a", "1", word, jobid="up")
     chain.finish(reader)
@@ -292,7 +292,7 @@ def test_a_claim_of_tables_made_before_has_no_number_to_compare(chain: Store) ->
 # What is stale
 
 
-def test_stale_chunks_are_counted_and_made_again(chain: Store) -> None:
+def test_stale_chunks_are_counted_and_produced_again(chain: Store) -> None:
     from opendataflow_dagster.store.overview import summary
 
     def stale() -> dict[str, int]:
@@ -353,7 +353,7 @@ def test_where_the_place_keeps_versions_nobody_waits(chain: Store) -> None:
     check(chain)
 
 
-def test_which_places_keep_versions_is_told_alike(store: Store) -> None:
+def test_python_and_sql_agree_which_places_keep_versions(store: Store) -> None:
     places = ["/data", "s3://b", "postgres", "", "remote+file:///mnt", "file:///x", "S3A://b"]
     places += [f"{scheme}://b/x" for scheme in location._REMOTE_SCHEMES]
     for number, place in enumerate(places):

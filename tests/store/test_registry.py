@@ -151,7 +151,7 @@ def test_without_a_passkey_no_password_is_stored(store: Store) -> None:
     assert registry.datasets(store) == []
 
 
-def test_what_is_not_encrypted_is_not_taken_and_not_shown(store: Store) -> None:
+def test_an_unencrypted_password_is_refused_and_not_shown(store: Store) -> None:
     with pytest.raises(WrongUse, match="odf encrypt --dataset bob") as caught:
         registry.add_dataset(store, "bob", encryptedpass="hunter2")
     assert "hunter2" not in str(caught.value)
@@ -290,7 +290,7 @@ def test_duplicate_rows_of_a_job_are_kept(store: Store) -> None:
     check(store)
 
 
-def test_a_job_of_the_original_without_output_can_be_mended(store: Store) -> None:
+def test_a_job_of_the_original_without_output_can_be_repaired(store: Store) -> None:
     register(store, "old", ["a"])
     with pytest.raises(WrongUse, match="--out"):
         registry.add_job(store, "old", ["b"])
@@ -298,7 +298,7 @@ def test_a_job_of_the_original_without_output_can_be_mended(store: Store) -> Non
     assert store.read_plan("old").flaw == ""
 
 
-def test_replacing_leaves_only_what_is_named_and_judges_anew(store: Store) -> None:
+def test_replacing_leaves_only_the_named_datasets_and_judges_again(store: Store) -> None:
     put(store, "a", "1")
     put(store, "b", "2")
     register(store, "j", ["a", "a"], ["c"], V="1")
@@ -334,7 +334,7 @@ def test_datasets_are_not_taken_from_a_job_that_runs(store: Store) -> None:
     check(store)
 
 
-def test_two_who_register_at_once_leave_one_row_of_each(store: Store) -> None:
+def test_two_registrations_at_once_leave_one_row_each(store: Store) -> None:
     start = threading.Barrier(4)
 
     def work() -> None:
@@ -352,7 +352,7 @@ def test_two_who_register_at_once_leave_one_row_of_each(store: Store) -> None:
     assert len(registry.jobs(store)) == 2
 
 
-def test_dials_are_turned_and_reset(store: Store) -> None:
+def test_dials_are_set_and_reset(store: Store) -> None:
     registry.add_job(store, "j", ["a"], ["b"])
     assert registry.policy(store, "j") == {"jobid": "j"} | dict.fromkeys(registry.DIALS)
 
@@ -426,14 +426,14 @@ def test_a_time_without_offset_is_in_the_configured_zone(store: Store) -> None:
         ("concurency", "1"),
     ],
 )
-def test_a_dial_that_does_not_turn_that_way(store: Store, key: str, value: str) -> None:
+def test_an_invalid_value_of_a_dial_is_refused(store: Store, key: str, value: str) -> None:
     registry.add_job(store, "j", [], ["b"])
     with pytest.raises(WrongUse, match=r"concurrency|at least|Write it like"):
         registry.set_policy(store, "j", {key: value, "max_attempts": value})
     assert sql(store, "select * from jobpolicy") == []
 
 
-def test_the_end_of_time_is_a_time(store: Store) -> None:
+def test_a_pause_may_last_until_the_end_of_time(store: Store) -> None:
     registry.add_job(store, "j", [], ["b"])
     assert (
         registry.set_policy(store, "j", {"paused_until": "9999-12-31T23:59-12:00"})["paused_until"]

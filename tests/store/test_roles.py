@@ -104,7 +104,7 @@ def test_nobody_but_the_owner_may_call_what_acts_in_its_name(store: Store) -> No
     assert status(store, "b", "1", "job") == "READY"
 
 
-def test_init_takes_it_back_on_older_tables(store: Store) -> None:
+def test_init_revokes_the_grants_of_older_tables(store: Store) -> None:
     sql(store, f"create role {WORKER} login")
     sql(store, f"grant select, insert, update, delete on claim to {WORKER}")
     sql(store, "grant execute on all functions in schema dataflow to public")
@@ -245,7 +245,7 @@ def test_a_worker_applies_a_flow_that_a_reader_may_only_plan(
     check(store)
 
 
-def test_a_worker_of_odf_work_hears_of_chunks_and_a_reader_claims_none(
+def test_a_worker_role_gets_notices_and_a_reader_claims_nothing(
     store: Store, postgres_server: Server, postgres_url: str
 ) -> None:
     psql(postgres_server, postgres_url, *NAMES)

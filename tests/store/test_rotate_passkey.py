@@ -80,7 +80,7 @@ def rotate() -> rotate_passkey.Rotated:
 ALL = {"bob": "secret", "ann": "pässwörd", "twice": "one"}
 
 
-def test_everything_is_encrypted_anew(filled: Store) -> None:
+def test_everything_is_encrypted_again(filled: Store) -> None:
     before = values(filled)
     assert rotate() == (4, True, 0)
     assert texts(filled, NEW) == ALL
@@ -106,7 +106,7 @@ def test_a_value_that_fits_neither_key_is_named_and_nothing_changes(filled: Stor
     assert Path("dataflow.properties").read_bytes() == file
 
 
-def test_the_same_key_twice_renews_what_the_original_made(filled: Store) -> None:
+def test_the_same_key_twice_renews_the_originals_values(filled: Store) -> None:
     done = rotate_passkey.rotate(load_settings(environ={}), OLD, OLD, {})
     assert done == (1, False, 3)
     assert dict(values(filled))["bob"].startswith("odf1.")
@@ -137,7 +137,7 @@ def test_a_random_key_is_printed_and_used(filled: Store, tmp_path: Path) -> None
     assert {value.split(".")[0] for _, value in values(filled) if value} == {"odf2"}
 
 
-def test_half_done_by_an_earlier_rotation(filled: Store) -> None:
+def test_a_half_done_rotation_is_completed(filled: Store) -> None:
     add(filled, "done", by(NEW, "done", "x"))
     assert rotate() == (4, True, 1)
     assert texts(filled, NEW)["done"] == "x"
@@ -229,7 +229,7 @@ rotation.rotate(load_settings(environ={}), "plugh", "xyzzy-is-new", {})
 
 
 @pytest.mark.parametrize("where", ["row 1", "row 3", "committed", "replaced"])
-def test_killed_anywhere_it_goes_on(filled: Store, where: str) -> None:
+def test_a_rotation_killed_anywhere_is_completed_by_the_next(filled: Store, where: str) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, where], stdout=subprocess.PIPE, cwd=Path.cwd(), text=True
     )
@@ -261,7 +261,7 @@ def odf(*words: str, text: str | None = None, env: dict[str, str] | None = None)
     return CliRunner().invoke(app, list(words), input=text, env=env or {}, prog_name="odf")
 
 
-def test_the_command_rotates_and_tells_no_secret(filled: Store, tmp_path: Path) -> None:
+def test_the_command_rotates_and_shows_no_secret(filled: Store, tmp_path: Path) -> None:
     (tmp_path / "new.key").write_text(NEW + "\n")
     done = odf("rotate", env={"PASSKEY": OLD, "NEW_PASSKEY_FILE": str(tmp_path / "new.key")})
     assert (done.exit_code, done.stdout) == (0, "")

@@ -100,7 +100,7 @@ def test_the_runs_at_work_are_those_with_claims_or_workers(job: Store) -> None:
     assert runs_at_work(job) == ["r1", "r2"]
 
 
-def test_the_claims_of_a_lost_run_are_made_again(job: Store) -> None:
+def test_the_chunks_of_a_lost_run_are_produced_again(job: Store) -> None:
     begin_work(job, "w1", "r1", "job", 60)
     mine = take(job, "job", "w1", k=2, runid="r1")
     other = take(job, "job", "w2", k=1, runid="r2")
@@ -168,7 +168,7 @@ def test_settling_again_changes_nothing(job: Store, canceled: bool) -> None:
     assert everything(job) == before
 
 
-def test_what_was_taken_over_by_another_run_is_left_alone(job: Store) -> None:
+def test_chunks_recovered_by_another_run_are_left_alone(job: Store) -> None:
     take(job, "job", "w1", only="1", runid="r1")
     sql(job, "update datastatus set status = 'RESUBMIT' where datasetid = 'b' and dataid = '1'")
     [claim] = take(job, "job", "w2", only="1", runid="r2")

@@ -157,7 +157,7 @@ def test_an_upgrade_of_version_3_keeps_every_row(urls: tuple[str, str]) -> None:
     close(fresh)
 
 
-def test_what_version_3_had_in_hand_is_settled_by_this_one(url: str) -> None:
+def test_claims_of_version_3_are_settled_by_this_version(url: str) -> None:
     store = restore(url)
     store.init()
     held = [
@@ -355,7 +355,7 @@ def test_the_printed_plan_does_what_init_does(urls: tuple[str, str], start: str)
         ("nothing", ODD),
     ],
 )
-def test_psql_makes_of_the_printed_plan_what_init_makes(
+def test_psql_running_the_printed_plan_equals_init(
     postgres_server: Server, tmp_path: Path, start: str, schema: str
 ) -> None:
     """With a file as psql reads it: its variables, its errors, its rights."""
@@ -390,7 +390,7 @@ def test_psql_makes_of_the_printed_plan_what_init_makes(
     )
 
 
-def test_a_plan_on_sqlite_makes_no_file(sqlite_url: str, tmp_path: Any) -> None:
+def test_a_plan_on_sqlite_creates_no_file(sqlite_url: str, tmp_path: Any) -> None:
     assert "create table if not exists claim" in odf(sqlite_url, "init", "--plan").stdout
     assert list(tmp_path.iterdir()) == []
 
@@ -424,7 +424,7 @@ def test_the_originals_tables_on_sqlite_are_upgraded(sqlite_url: str) -> None:
     close(store)
 
 
-def test_a_table_that_was_dropped_is_made_again(store: Store, url: str) -> None:
+def test_a_dropped_table_is_created_again(store: Store, url: str) -> None:
     sql(store, "drop table chunkrange")
     assert "create table if not exists chunkrange" in odf(url, "init", "--plan").stdout
     store.init()

@@ -29,7 +29,7 @@ def orders(store: Store) -> Store:
     return store
 
 
-def test_days_are_all_there_also_the_last_and_the_leap_day() -> None:
+def test_all_days_are_included_even_the_last_and_the_leap_day() -> None:
     days = by_date("2024-01-01", "2024-12-31", "day")
     assert len(days) == 366
     assert days[0] == SplitChunk("2024-01-01", "2024-01-01", "2024-01-02")
@@ -79,7 +79,7 @@ def test_numbers_are_half_open_and_cover_each_number_once() -> None:
         assert covered == list(range(-5, 6))
 
 
-def test_shards_and_values() -> None:
+def test_tables_are_split_into_shards_and_values() -> None:
     assert list(by_shards(2)) == [SplitChunk("0", "0", None, 2), SplitChunk("1", "1", None, 2)]
     assert list(by_value(["at", "de", "at"])) == [SplitChunk("at", "at"), SplitChunk("de", "de")]
 
@@ -107,7 +107,7 @@ def test_shards_and_values() -> None:
         lambda: by_value(["a\0b"]),
     ],
 )
-def test_what_cannot_be_split_is_refused(wrong) -> None:
+def test_an_impossible_split_is_refused(wrong) -> None:
     with pytest.raises(WrongUse):
         wrong()
 
@@ -204,7 +204,7 @@ def test_another_number_of_shards_or_another_column_is_refused(orders: Store) ->
         split(orders, "orders", by_shards(4), column="customer")
 
 
-def test_a_table_that_grew_is_split_on(orders: Store) -> None:
+def test_a_table_that_grew_gets_more_chunks(orders: Store) -> None:
     split(orders, "orders", by_number(0, 25, size=10), column="id")
     split(orders, "orders", by_number(25, 40, size=10))
     assert sorted(sql(orders, "select dataid, upper_bound from chunkrange")) == [
@@ -262,7 +262,7 @@ def test_the_plan_of_a_million_chunks_is_computed_when_it_is_shown(orders: Store
     assert most < 5_000_000, f"{most:,} bytes for a plan that shows six rows"
 
 
-def test_many_chunks_are_registered_in_short_transactions_and_go_on_after_a_kill(
+def test_many_chunks_are_registered_in_short_transactions_and_continue_after_a_kill(
     orders: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(splitting, "CHUNKS_PER_TRANSACTION", 10)

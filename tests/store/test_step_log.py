@@ -101,7 +101,7 @@ def test_both_ends_of_a_step_in_one_call(store: Store) -> None:
         ("日本 'quoted' \\ \x1b[31m\n", "日本 'quoted' \\ \x1b[31m\n"),
     ],
 )
-def test_what_was_printed_is_kept_as_databases_can(
+def test_printed_text_is_stored_as_far_as_databases_allow(
     store: Store, printed: str | None, kept: str | None
 ) -> None:
     record(store, [Step("orders", "1", 1, 1, "t", "READY", stdout=printed)])
@@ -139,7 +139,7 @@ def test_the_newest_runs_come_first_with_all_their_steps(store: Store) -> None:
         steps(store, "orders", limit=0)
 
 
-def test_a_run_that_failed_otherwise_than_by_a_step_tells_why(store: Store, odf: Odf) -> None:
+def test_a_run_that_failed_outside_its_steps_says_why(store: Store, odf: Odf) -> None:
     published, early, lost, good = (item(store) for _ in range(4))
     claims = {claim.dataid: claim for claim in take(store, "orders", k=4)}
     now = store.now()

@@ -235,7 +235,7 @@ ACTS: dict[str, list[Act]] = {
 }
 
 
-def test_every_act_of_the_table_is_tried() -> None:
+def test_every_act_of_the_table_is_tested() -> None:
     assert ACTS.keys() == TRANSITIONS.keys()
 
 

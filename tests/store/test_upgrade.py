@@ -147,7 +147,7 @@ def test_an_upgrade_gives_the_same_tables_as_a_fresh_start(
     postgres_server.drop_database("fresh")  # type: ignore[attr-defined]
 
 
-def test_the_originals_statements_go_on_working(postgres_url: str) -> None:
+def test_the_originals_statements_keep_working(postgres_url: str) -> None:
     store = original(postgres_url)
     store.init()
     for statement in (
@@ -171,7 +171,7 @@ def test_the_originals_statements_go_on_working(postgres_url: str) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 4])
-def test_init_while_workers_run(store: Store, times: int) -> None:
+def test_init_runs_while_workers_run(store: Store, times: int) -> None:
     """Nobody fails, nothing is done twice or missed: each machine of an upgrade runs init."""
     register(store, "job", ["a"], ["b"])
     chunks = [str(n) for n in range(300)]
@@ -210,7 +210,7 @@ def test_init_while_workers_run(store: Store, times: int) -> None:
     check(store)
 
 
-def test_many_inits_at_once_on_an_empty_database(url: str) -> None:
+def test_many_inits_at_once_create_an_empty_database_once(url: str) -> None:
     start = threading.Barrier(6)
 
     def init(_: int) -> None:
@@ -229,7 +229,7 @@ def test_many_inits_at_once_on_an_empty_database(url: str) -> None:
     close(store)
 
 
-def test_two_inits_at_once_on_the_originals_database(postgres_url: str) -> None:
+def test_two_inits_at_once_upgrade_the_originals_database_once(postgres_url: str) -> None:
     stores = [original(postgres_url), open_store(postgres_url)]
     before = old_rows(stores[0])
     start = threading.Barrier(2)
@@ -248,7 +248,7 @@ def test_two_inits_at_once_on_the_originals_database(postgres_url: str) -> None:
         close(store)
 
 
-def test_a_schema_of_any_name(postgres_url: str) -> None:
+def test_a_schema_may_have_any_name(postgres_url: str) -> None:
     store = open_store(postgres_url, schema='My "odd" schema, 100%')
     store.init()
     store.init()

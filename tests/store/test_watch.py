@@ -26,7 +26,7 @@ def heard(watcher: Watcher, seconds: float = 0.3) -> bool:
     return False
 
 
-def test_a_chunk_that_becomes_claimable_is_heard_of(url: str, store: Store) -> None:
+def test_a_chunk_that_becomes_claimable_wakes_the_listener(url: str, store: Store) -> None:
     prepared(store)
     with Watcher(store) as watcher:
         heard(watcher, 0.1)
@@ -43,7 +43,7 @@ def test_a_chunk_that_becomes_claimable_is_heard_of(url: str, store: Store) -> N
         assert heard(watcher)
 
 
-def test_who_wakes_it_by_a_file_is_heard_at_once(store: Store) -> None:
+def test_a_wake_file_wakes_the_listener_at_once(store: Store) -> None:
     from os import pipe, write
 
     bell, doorbell = pipe()
@@ -85,7 +85,7 @@ def test_notices_are_sent_while_somebody_listens_and_twenty_a_second(postgres_ur
     close(store)
 
 
-def test_one_whose_connection_is_lost_listens_again(postgres_url: str) -> None:
+def test_a_listener_that_lost_its_connection_listens_again(postgres_url: str) -> None:
     store = open_store(postgres_url)
     store.init()
     prepared(store)
@@ -126,7 +126,7 @@ def test_behind_a_pooler_nobody_listens(postgres_server: Server, postgres_url: s
     close(direct)
 
 
-def test_a_look_tells_what_each_job_waits_for(store: Store) -> None:
+def test_the_outlook_says_what_each_job_waits_for(store: Store) -> None:
     prepared(store)
     policy(store, "job", concurrency=2, max_attempts=3, retry_delay=60, every_minutes=15)
     for dataid in "1234":
