@@ -45,7 +45,7 @@ SERVERS = {
     "start_dagster",
     "wheel",
 }
-"""Fixtures of what takes seconds to start: `make test-fast` leaves out the tests that use one."""
+"""Fixtures that take seconds to start: `make test-fast` leaves out the tests that use one."""
 
 SERVER_CLASSES = {"Cluster", "Dagster", "Server"}
 """What tests/support/ starts for a test that names its class, without a fixture."""
@@ -76,7 +76,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Don't import files of which `make test-fast` runs no test."""
+    """Skip importing files of which `make test-fast` runs no test."""
     if "not servers" not in config.getoption("markexpr") or collection_path.suffix != ".py":
         return None
     return _folder(collection_path) == "e2e" or _mentions_spark(collection_path) or None
@@ -84,7 +84,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses by the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what needs servers, and start with the folders of long files, or shuffle the files.
+    """Mark tests that need servers, and sort long files first, or shuffle the files.
 
     All workers of xdist need the same order.
     """
@@ -125,7 +125,7 @@ def _folder(path: Path) -> str:
 
 
 def _folder_rank(path: Path) -> int:
-    """A worker that begins a long file last keeps the run going while the others are idle."""
+    """A worker that starts a long file last keeps the run going while the others are idle."""
     folder = _folder(path)
     return LONG_FILES.index(folder) if folder in LONG_FILES else len(LONG_FILES)
 
@@ -145,7 +145,7 @@ def pytest_collection() -> Iterator[None]:
 
 
 class Failures:
-    """Tells each failure at once: a run that is cut short never prints what went wrong."""
+    """Reports each failure at once: a run that is cut short never prints its summary."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._plugins = config.pluginmanager
@@ -165,7 +165,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Run each test in an empty folder, without the configuration of whoever runs it."""
+    """Run each test in an empty folder, without the user's own configuration."""
     for name in list(os.environ):
         if name.startswith("DATAFLOW_") or name in ("PASSKEY", "PASSKEY_FILE"):
             monkeypatch.delenv(name)
@@ -182,7 +182,7 @@ def postgres_server() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def postgres_template(postgres_server: Server) -> str:
-    """The name of a database in which `init` has made our tables: a copy takes half the time."""
+    """Return the name of a database with our tables: copying it takes half the time of `init`."""
     store = open_store(postgres_server.create_database("template_of_tables"))
     store.init()
     store.close()

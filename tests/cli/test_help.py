@@ -63,7 +63,7 @@ def test_a_listing_has_json(name: str) -> None:
 
 
 def lines_of(example: str) -> list[list[str]]:
-    """The words of each command in a line of shell."""
+    """Return the words of each command in a line of shell."""
     lexer = shlex.shlex(example, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     lines: list[list[str]] = [[]]

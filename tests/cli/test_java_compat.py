@@ -29,7 +29,7 @@ Utility = Callable[..., str]
 
 @pytest.fixture
 def utility(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Utility:
-    """Type `./utility.sh WORD…`: what it prints, once it ends without an error."""
+    """Run `./utility.sh WORD…` without an error; return what it prints."""
     monkeypatch.setenv("PASSKEY", "plugh")
 
     def typed(*words: str) -> str:
@@ -45,7 +45,7 @@ def utility(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 
 def typed(line: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
-    """What a line of a shell does, with our commands in the path."""
+    """Run a line of shell with our commands in the path."""
     env = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"} | environ
     return subprocess.run(
         ["bash", "-c", line], cwd=cwd, env=env, capture_output=True, text=True, timeout=60
@@ -58,7 +58,7 @@ def script(path: Path | str, text: str) -> None:
 
 
 def quickstart(utility: Utility) -> None:
-    """Steps 2 to 4 of QUICKSTART.md, which example 0 has, too."""
+    """Follow steps 2 to 4 of QUICKSTART.md, which are also in example 0."""
     utility("createtables")
     for statement in (
         "insert into dataset (datasetid) values  ('bobin')",

@@ -1,4 +1,4 @@
-"""`odf new`: each kind runs at once, and a folder that is there loses nothing."""
+"""`odf new`: each kind runs at once, and an existing folder loses nothing."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The commands that register, and those by which a person moves chunks."""
+"""The commands that register, and those with which a person moves chunks."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""`odf run --spark` as it is typed: exit codes, words, signals, and chunks taken over meanwhile."""
+"""`odf run --spark` as typed: exit codes, messages, signals, and claims lost meanwhile."""
 
 import os
 import signal

@@ -335,7 +335,7 @@ def test_strips_of_dates_stand_below_one_another(store: Store) -> None:
 
 
 def on_a_terminal(*words: str, lines: int = 0, **env: str) -> str:
-    """What a command prints to a terminal, of 80 columns and so many lines if they are given."""
+    """Return what a command prints to a terminal of 80 columns, with as many lines if given."""
     reader, writer = pty.openpty()
     if lines:
         ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", lines, 80, 0, 0))

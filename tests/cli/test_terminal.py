@@ -28,7 +28,7 @@ Shell = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def shell(store: Store, url: str) -> Shell:
-    """Run a line of `sh` with `odf` in its path; `load` makes b from a, which has 1 and é."""
+    """Run a line of `sh` with `odf` in its path; `load` produces b from a, with chunks 1 and é."""
     register(store, "load", ["a"], ["b"])
     put(store, "a", "1")
     put(store, "a", "é")

@@ -43,7 +43,7 @@ def ours(text: str = TEXT, purpose: credentials.Purpose = BOB) -> str:
 
 
 def refused(call: Callable[[], object], *hidden: str) -> str:
-    """The message of the CredentialError, after looking everywhere for what must stay hidden."""
+    """Return the message of the CredentialError, after searching everything for secrets."""
     with pytest.raises(CredentialError) as caught:
         call()
     error = caught.value
@@ -182,7 +182,7 @@ def test_a_value_copied_to_another_place_is_refused(
 
 @pytest.fixture
 def derivations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows with each call of scrypt."""
+    """Counts the calls of scrypt."""
     credentials._derive.cache_clear()
     credentials._salts.clear()
     calls: list[int] = []
@@ -291,7 +291,7 @@ def test_a_passkey_that_only_looks_like_a_random_key_is_a_text(
 
 
 def test_a_random_key_reads_what_was_written_by_scrypt() -> None:
-    """As older programs write, which take any key for a text."""
+    """Like older programs, which read any key as text."""
     key = new_key()
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 

@@ -1,4 +1,4 @@
-"""Every dial, setting, limit and error class is read by something: none is there for show."""
+"""Every dial, setting, limit and error class is used somewhere."""
 
 import ast
 import importlib
@@ -89,7 +89,7 @@ def items_that_are_folded(store: Store) -> int:
 
 
 def fate_of_a_stale_chunk(store: Store) -> str:
-    """What a run in Dagster does that a person launches for it."""
+    """Return what a Dagster run does that a person launches for it."""
     import dagster as dg
 
     from opendataflow_dagster import DataflowResource, dataflow_assets
@@ -133,7 +133,7 @@ TURNS: dict[str, Turn] = {
 
 @pytest.fixture
 def turned(store: Store, url: str, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """A store with five chunks for `loadbob`, and a pipeline `daily` that waits for nothing."""
+    """A store with five chunks for `loadbob`, and a pipeline `daily` without upstream inputs."""
     monkeypatch.setenv("DATAFLOW_URL", url)
     register(store, "loadbob", ["bobin"], ["bobout"])
     register(store, "daily", [], ["sums"])
@@ -195,7 +195,7 @@ OTHER_VARIABLES = {
     "DATAFLOW_FENCE": "runner/test_answer.py",
     "DATAFLOW_WORK": "store/test_executions.py",
 }
-"""Variables that are no key of the properties, and the tests of what they do."""
+"""Variables that aren't keys of the properties, and the tests of their effects."""
 
 
 def test_the_keys_that_the_page_names_are_the_settings() -> None:
@@ -265,7 +265,7 @@ def trees() -> dict[Path, ast.Module]:
 
 
 def readers(field: str, but: str, owners: tuple[str, ...]) -> list[str]:
-    """The modules that read an attribute of something called as an owner, except where it is."""
+    """Return the modules that read an attribute of an owner of this name, with exceptions."""
     return [
         file.name
         for file, tree in trees().items()
@@ -278,7 +278,7 @@ def readers(field: str, but: str, owners: tuple[str, ...]) -> list[str]:
 
 
 def error_classes() -> list[type[BaseException]]:
-    """Every exception that the package defines."""
+    """Return every exception that the package defines."""
     for module in pkgutil.walk_packages([str(PACKAGE)], "opendataflow_dagster."):
         if not module.name.endswith("__main__") and "demo_files" not in module.name:
             importlib.import_module(module.name)
@@ -293,7 +293,7 @@ def error_classes() -> list[type[BaseException]]:
 
 
 def names_in(file: Path, tree: ast.Module) -> dict[str, str]:
-    """The classes that a module names: its own, and those that it imports, by their full names."""
+    """Return the classes that a module names, its own and imported ones, by their full names."""
     module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     found = {
         node.name: f"{module}.{node.name}" for node in tree.body if isinstance(node, ast.ClassDef)
@@ -316,7 +316,7 @@ def names_below(nodes: list[ast.expr]) -> Iterator[str]:
 
 @cache
 def uses() -> tuple[frozenset[str], frozenset[str]]:
-    """The classes that are raised, or made to be, and those that are caught or asked for."""
+    """Return the classes that are raised or created, and those that are caught or tested for."""
     made, caught = set[str](), set[str]()
     for file, tree in trees().items():
         names = names_in(file, tree)
@@ -333,7 +333,7 @@ def uses() -> tuple[frozenset[str], frozenset[str]]:
 
 
 def test_every_error_class_is_raised_and_read() -> None:
-    """Ours are read by their exit code, others by whoever catches them by their names."""
+    """Ours are used through their exit code, others by those who catch them by name."""
     classes = error_classes()
     made, caught = uses()
 

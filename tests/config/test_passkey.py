@@ -1,4 +1,4 @@
-"""The passkey: processes of ours have it in their memory only, where no script can read it."""
+"""The passkey: our processes keep it only in memory, where no script can read it."""
 
 import json
 import os
@@ -41,7 +41,7 @@ for capability in range(64):
     ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Runs a command as a user whom nothing is allowed for being root."""
+"""Runs a command as a user without root's privileges."""
 
 
 def script(body: str, name: str = "loadbob") -> str:
@@ -56,7 +56,7 @@ def looker(name: str = "loadbob") -> str:
 
 @pytest.fixture
 def bob(sqlite_url: str) -> Store:
-    """A job `loadbob`, which reads bobin: a dataset with a password."""
+    """A job `loadbob` that reads bobin, a dataset with a password."""
     store = open_store(sqlite_url)
     store.init()
     register(store, "loadbob", ["bobin"], ["bobout"])
@@ -138,7 +138,7 @@ def test_the_rest_of_the_environment_stays_as_it_was(bob: Store) -> None:
 
 
 def test_a_run_without_a_passkey_can_be_looked_at(bob: Store) -> None:
-    """A debugger and core dumps are kept from nobody who has no secret."""
+    """Without a secret, debuggers and core dumps are allowed."""
     sql(bob, "update dataset set encryptedpass = null")
     program = script('#!/bin/sh\nhead -c 1 "/proc/$PPID/maps" > read\n')
 
@@ -151,7 +151,7 @@ def test_a_run_without_a_passkey_can_be_looked_at(bob: Store) -> None:
 
 
 def test_a_passkey_file_may_be_a_descriptor_which_no_script_gets(bob: Store) -> None:
-    """A file of root's, which a service manager opens for us, is one that no script can read."""
+    """No script can read a file of root's that a service manager opens for us."""
     program = script(
         "#!/bin/sh\nls -l /proc/self/fd > fds\nprintf '%s' \"$bobin_password\" > password\n"
     )

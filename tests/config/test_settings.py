@@ -1,4 +1,4 @@
-"""The environment beats the file beats the default, and old properties files go on working."""
+"""The environment beats the file beats the default, and old properties files keep working."""
 
 import os
 import stat

@@ -52,7 +52,7 @@ RANGE = "dagster/asset_partition_range_start", "dagster/asset_partition_range_en
 
 @pytest.fixture
 def dataflow(url: str) -> Iterator[DataflowResource]:
-    """The tables, with a job `loadbob` that makes `bobout` of `bobin`."""
+    """The tables, with a job `loadbob` that produces `bobout` from `bobin`."""
     made = DataflowResource(url=url)
     made.store.init()
     register(made.store, "loadbob", ["bobin"], ["bobout"])
@@ -74,7 +74,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 
 class Ran:
-    """How a run went, as Dagster has it."""
+    """The result of a run, as Dagster has it."""
 
     def __init__(self, result: dg.ExecuteInProcessResult) -> None:
         self.result = result
@@ -104,7 +104,7 @@ class Ran:
 
 @pytest.fixture
 def run(dataflow: DataflowResource, instance: dg.DagsterInstance) -> Callable[..., Ran]:
-    """Run assets for a partition, a range of partitions, or whatever there is."""
+    """Run assets for a partition, a range of partitions, or what the tables offer."""
 
     def ran(assets: dg.AssetsDefinition, *keys: str, domain: str = "bobin", **tags: str) -> Ran:
         instance.add_dynamic_partitions(f"dataflow/{domain}", list(keys))
@@ -670,7 +670,7 @@ wait
 
 
 class Worker:
-    """A run of `loadbob` for chunks 1 and 2 in a process of its own, with a Dagster of its own."""
+    """Start a run of `loadbob` for chunks 1 and 2 in its own process, with its own Dagster."""
 
     def __init__(self, url: str, folder: Path, kind: str, text: str = SCRIPT) -> None:
         self.dataflow = DataflowResource(url=url)
@@ -727,7 +727,7 @@ class Worker:
             time.sleep(0.05)
 
     def run(self, *, canceling: bool = False) -> dg.DagsterRun:
-        """The run as Dagster has it; `canceling` says before that a person has terminated it."""
+        """The run as Dagster has it; `canceling` records first that a person terminated it."""
         with dg.DagsterInstance.local_temp(str(self.home)) as instance:
             [found] = instance.get_runs()
             if canceling:

@@ -1,4 +1,4 @@
-"""Everything in one call: what `build_definitions` makes, merges and refuses."""
+"""Everything in one call: what `build_definitions` builds, merges and refuses."""
 
 import os
 import subprocess
@@ -52,7 +52,7 @@ def script(name: str, text: str = "exit 0", mode: int = 0o755) -> Path:
 
 
 def make(chunk: Chunk) -> None:
-    """Make nothing of a chunk."""
+    """Produce nothing for a chunk."""
 
 
 def test_all_datasets_are_assets_and_those_of_jobs_here_can_be_materialized(

@@ -1,4 +1,4 @@
-"""Definitions from a flow: no database is read for them, and what it lacks is told or added."""
+"""Definitions from a flow need no database; missing registrations are reported or added."""
 
 import re
 import socket
@@ -113,7 +113,7 @@ def tables(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 
 def partitions(defs: dg.Definitions, *names: str) -> set[str | None]:
-    """Under which names the partitions of some assets are kept."""
+    """Return the names of the partitions definitions of some assets."""
     graph = defs.resolve_asset_graph()
     found = [graph.get(dg.AssetKey(name)).partitions_def for name in names]
     return {each.name for each in found if isinstance(each, dg.DynamicPartitionsDefinition)}
@@ -122,7 +122,7 @@ def partitions(defs: dg.Definitions, *names: str) -> set[str | None]:
 def run(
     defs: dg.Definitions, instance: dg.DagsterInstance, asset: str, partition: str
 ) -> tuple[bool, str]:
-    """Materialize a partition: whether it went well, and what the run says."""
+    """Materialize a partition; return whether it succeeded, and what the run says."""
     key, [name] = dg.AssetKey(asset), partitions(defs, asset)
     instance.add_dynamic_partitions(str(name), [partition])
     job = defs.resolve_implicit_global_asset_job_def()

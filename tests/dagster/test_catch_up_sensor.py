@@ -25,7 +25,7 @@ from tests.support.store_fixtures import close, expire, policy, put, register, s
 ROOT = Path(__file__).parents[2]
 
 one_store = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
-"""Of what is Dagster's affair, not the store's."""
+"""For tests about Dagster, not the store."""
 
 
 class World:
@@ -56,7 +56,7 @@ class World:
         self.made.append(chunk.dataid)
 
     def tick(self) -> list[dg.RunRequest]:
-        """The runs that a tick requests."""
+        """Return the runs that a tick requests."""
         self.store._plans.clear()
         for store in resources._stores.values():
             store._plans.clear()
@@ -64,12 +64,12 @@ class World:
         return list(self.said.run_requests or ())
 
     def why(self) -> str:
-        """Why a tick requests nothing."""
+        """Return why a tick requests nothing."""
         assert self.tick() == []
         return self.said.skip_message
 
     def run(self, request: dg.RunRequest) -> dg.ExecuteInProcessResult:
-        """Execute what was requested, as a run worker would."""
+        """Execute what was requested, like a run worker."""
         job = self.definitions.resolve_implicit_global_asset_job_def()
         return job.execute_in_process(
             instance=self.instance,
@@ -79,7 +79,7 @@ class World:
         )
 
     def begin(self, request: dg.RunRequest, state: dg.DagsterRunStatus) -> dg.DagsterRun:
-        """A run of that request in some state, of which nothing was executed."""
+        """Create a run of that request in some state, without executing anything."""
         job = self.definitions.resolve_implicit_global_asset_job_def()
         return self.instance.create_run_for_job(
             job.get_subset(asset_selection=set(request.asset_selection or ())),
@@ -96,7 +96,7 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInst
 
 @pytest.fixture
 def instance(storage: dg.DagsterInstance) -> Iterator[dg.DagsterInstance]:
-    """A Dagster that knows of no run: making a new one takes longer than most tests."""
+    """A Dagster without runs: creating a new one takes longer than most tests."""
     yield storage
     storage.wipe()
 

@@ -1,4 +1,4 @@
-"""Checks of a chunk: they gate READY, and Dagster has their answer for each chunk."""
+"""Checks of a chunk: they gate READY, and Dagster has their result for each chunk."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -45,7 +45,7 @@ Run = Callable[..., dg.ExecuteInProcessResult]
 
 @pytest.fixture
 def run(dataflow: DataflowResource, instance: dg.DagsterInstance) -> Run:
-    """Make chunks 1 to 3, or one of them, with these checks."""
+    """Produce chunks 1 to 3, or one of them, with these checks."""
 
     def ran(
         *checks: ChunkCheck, key: str | None = None, fn: Callable[[Chunk], Any] | None = None

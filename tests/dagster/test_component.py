@@ -82,7 +82,7 @@ def load(project: Path) -> Load:
 
 @pytest.fixture
 def in_dev(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `dg dev` and `dagster dev` start code locations."""
+    """Like `dg dev` and `dagster dev` start code locations."""
     monkeypatch.setenv("DAGSTER_IS_DEV_CLI", "1")
 
 

@@ -1,4 +1,4 @@
-"""The grid of a Dagster instance, read and written: by what isn't public."""
+"""The grid of a Dagster instance, read and written through Dagster's internals."""
 
 import time
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ def made(*partitions: str, version: str = "1") -> list[dg.AssetMaterialization]:
 
 
 def show(mirror: Mirror, status: str, *partitions: str) -> str:
-    """Show partitions by a run of ours; its number."""
+    """Show partitions by a run of ours; return its id."""
     run_id = our_run(status)
     if not mirror.instance.has_run(run_id):
         unfinished = status == RUNNING
@@ -202,7 +202,7 @@ def test_a_cleared_event_stays_in_the_log_of_its_run(
 
 
 def test_events_after_a_removed_run_are_shown(mirror: Mirror) -> None:
-    """SQLite would give the numbers of its events again, and the cache would take them for old."""
+    """SQLite would reuse the numbers of its events, and the cache would skip the new ones."""
     mirror.make(made("1"))
     for part in ("2", "3"):
         run_id = show(mirror, FAILED, part)

@@ -1,4 +1,4 @@
-"""What is left of the mirror in a Dagster that has changed what isn't public."""
+"""What works in a Dagster that has changed its internals."""
 
 import ast
 import re
@@ -42,7 +42,7 @@ PRIVATE = re.compile(r"dagster(_\w+)?\._|dagster_shared")
 
 @pytest.fixture
 def change(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Take a name away from Dagster, or put another in its place."""
+    """Remove a name from Dagster, or replace it."""
 
     def change(where: Any, name: str, other: Any = None) -> None:
         if other is None:
@@ -57,7 +57,7 @@ def change(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
 
 def tick(grid: Grid, mirror: PublicMirror | None = None, **options: Any) -> Reconciled:
-    """One tick by what this Dagster allows."""
+    """Run one tick with what this Dagster allows."""
     mirror = mirror or open_mirror(grid.instance)
     done = reconcile(grid.store, mirror, NAMES, grid.cursor, **options)
     grid.cursor = done.cursor
@@ -129,7 +129,7 @@ def test_without_the_grid_ready_chunks_are_reported(
 
 @pytest.fixture
 def public(grid: Grid, change: Callable[..., None]) -> PublicMirror:
-    """The mirror of a Dagster that has changed after all was shown."""
+    """The mirror of a Dagster that changed after everything was shown."""
     operations.ready(grid.store, "orders", ["1", "2", "3"])
     for _ in range(3):
         grid.store.finish(grid.store.claim("copy", owner=new_owner())[0])

@@ -1,4 +1,4 @@
-"""Plain assets on chunks: what they read, what they publish, and what they are refused."""
+"""Plain assets on chunks: what they read, what they publish, and what is refused."""
 
 import signal
 import subprocess
@@ -34,13 +34,13 @@ BOTH = pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
 
 @pytest.fixture
 def url(request: pytest.FixtureRequest) -> str:
-    """SQLite, unless a test runs on both: what is here knows no dialect."""
+    """SQLite, unless a test runs on both: this module doesn't depend on the dialect."""
     return request.getfixturevalue(f"{getattr(request, 'param', 'sqlite')}_url")
 
 
 @pytest.fixture
 def dataflow(url: str, tmp_path: Path) -> Iterator[DataflowResource]:
-    """The tables, with a job `loadbob` that makes `bobout` of `bobin`; two chunks are READY."""
+    """The tables, with a job `loadbob`: bobin → bobout; two chunks are READY."""
     made = DataflowResource(url=url)
     made.store.init()
     register(made.store, "loadbob", ["bobin"], ["bobout"])
@@ -68,7 +68,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 
 class Ran:
-    """How a run went."""
+    """The result of a run."""
 
     def __init__(self, result: dg.ExecuteInProcessResult) -> None:
         self.result, self.success = result, result.success
@@ -437,7 +437,7 @@ def test_a_zombie_publishes_nothing(
     plain = folder.sync
 
     def slow(path: str) -> None:
-        """Somebody sends the chunk back while it is being written, and another makes it."""
+        """Somebody resubmits the chunk while it is written, and another worker produces it."""
         plain(path)
         monkeypatch.setattr(folder, "sync", plain)
         sql(store, "update datastatus set status = 'RESUBMIT' where datasetid = 'bobout'")

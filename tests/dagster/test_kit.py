@@ -1,4 +1,4 @@
-"""What the package offers to tests of a project that is built on it."""
+"""What the package offers to the tests of projects."""
 
 import os
 from pathlib import Path

@@ -23,7 +23,7 @@ def chain(store: Store) -> None:
 
 
 def launch(store: Store, name: str, url: str, *, ok: bool = True, **config: Any) -> Any:
-    """Run a job; the metadata of its op, or what its failure says."""
+    """Run a job; return the metadata of its op, or the message of its failure."""
     job = JOBS[name]
     [op] = job.nodes
     done = job.execute_in_process(

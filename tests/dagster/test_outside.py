@@ -1,4 +1,4 @@
-"""What was executed outside is a run in Dagster, with its reasons and its end."""
+"""Work done outside is a run in Dagster, with its reasons and its end."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a function may take besides its chunk; what nothing gives is refused when it is loaded."""
+"""What a function may take besides its chunk; unknown parameters are refused at load."""
 
 import re
 from collections.abc import Callable

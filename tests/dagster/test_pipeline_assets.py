@@ -52,7 +52,7 @@ class Line(Shop):
         }
 
     def define_by_flow(self, flow: Flow) -> None:
-        """The same by a flow, whose jobs the pipelines are."""
+        """The same through a flow whose jobs are the pipelines."""
         self.definitions = build_definitions(self.dataflow, flow=flow, sensors=False)
         self.assets = {
             asset.key.to_user_string(): asset
@@ -77,7 +77,7 @@ class Line(Shop):
         return self.ran
 
     def outcomes(self) -> dict[str, str]:
-        """How each step of the last run ended."""
+        """Return how each step of the last run ended."""
         words = {"STEP_SUCCESS": "success", "STEP_FAILURE": "failure", "STEP_SKIPPED": "skipped"}
         return {
             event.step_key: words[event.event_type_value]
@@ -86,7 +86,7 @@ class Line(Shop):
         }
 
     def left(self) -> list[Path]:
-        """What is left of the frames between steps."""
+        """Return what is left of the frames between steps."""
         return [each for each in self.root.glob(".dataflow/work/*/*")]
 
     def history(self, slug: str) -> list[tuple[str, str, int | None]]:
@@ -122,7 +122,7 @@ def line(
 
 
 one_store = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
-"""Of what is Dagster's affair, not the store's."""
+"""For tests about Dagster, not the store."""
 
 
 def test_an_added_partition_is_produced_step_by_step(line: Line, capfd: Any) -> None:
@@ -431,7 +431,7 @@ def test_frames_keep_index_and_types_between_steps_and_engines(line: Line, url: 
 
 
 class Ticking:
-    """The catch-up sensor of a line's definitions, and the runs that it asks for."""
+    """The catch-up sensor of a line's definitions, and the runs that it requests."""
 
     def __init__(self, line: Line, **options: Any) -> None:
         line.define(line.url, line.instance, sensors=True, **options)
@@ -448,7 +448,7 @@ class Ticking:
         return list(self.said.run_requests or ())
 
     def run(self, request: dg.RunRequest) -> set[str]:
-        """Execute what was requested; the datasets that it made."""
+        """Execute what was requested; return the datasets that it produced."""
         job = self.line.definitions.resolve_implicit_global_asset_job_def()
         ran = Ran(
             job.execute_in_process(

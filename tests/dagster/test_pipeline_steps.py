@@ -1,4 +1,4 @@
-"""What Dagster makes of a project is byte for byte what `odf pipeline run` makes of it."""
+"""Dagster and `odf pipeline run` write the same bytes for a project."""
 
 import os
 import shutil
@@ -52,7 +52,7 @@ MONEY = {
 
 
 class Twice:
-    """A project that is run both ways, each in a folder of its own."""
+    """A project that runs both ways, each in its own folder."""
 
     def __init__(self, folder: Path, spark: SparkSession, instance: dg.DagsterInstance) -> None:
         self.folder, self.spark, self.instance = folder, spark, instance

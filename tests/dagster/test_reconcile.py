@@ -1,4 +1,4 @@
-"""The grid tells what the tables say, whatever happened to either."""
+"""The grid shows what the tables say, whatever happened to either."""
 
 import json
 import random
@@ -23,7 +23,7 @@ from tests.support.store_fixtures import register, sql, take
 
 
 class Killed(BaseException):
-    """What ends a tick as a kill would."""
+    """Ends a tick like a kill."""
 
 
 WEEK = [f"2026-11-{day:02d}" for day in range(2, 9)]
@@ -411,7 +411,7 @@ def test_after_500_changes_from_all_sides_one_tick_agrees(grid: Grid, seed: int)
         store.recover()
 
     def killed_tick() -> None:
-        """A tick that is killed before a statement that writes."""
+        """Run a tick that is killed before a statement that writes."""
         left = chance.randrange(1, 40)
 
         def count(_db: object, _cursor: object, statement: str, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""Retries by Dagster: a chunk is claimed anew for each, and FAILED only after the last."""
+"""Retries by Dagster: a chunk is claimed again for each, and FAILED only after the last."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ Run = Callable[..., dg.ExecuteInProcessResult]
 
 @pytest.fixture
 def dataflow(url: str) -> Iterator[DataflowResource]:
-    """The tables, with a job `loadbob` that makes `bobout` of `bobin`, whose chunks are 1 to 3."""
+    """The tables, with a job `loadbob` that produces `bobout` from `bobin`, with chunks 1 to 3."""
     made = DataflowResource(url=url)
     made.store.init()
     register(made.store, "loadbob", ["bobin"], ["bobout"])
@@ -79,7 +79,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
 
 
 def moves(store: Store, dataid: str = "1") -> list[str]:
-    """The statuses that a chunk of `bobout` has had, one after the other."""
+    """Return the statuses that a chunk of `bobout` has had, in order."""
     rows = sql(
         store,
         "select status_after from dataevent where datasetid = 'bobout' and dataid = :d "
@@ -130,7 +130,7 @@ def request(_: Any) -> None:
 
 
 class Api(dg.ConfigurableResource):
-    """A service that asks for a retry itself."""
+    """A service that requests a retry itself."""
 
     url: str = "http://nowhere.invalid"
 

@@ -1,4 +1,4 @@
-"""Schedules of jobs that read `today`: when they look, and what they launch."""
+"""Schedules of jobs that read `today`: when they tick, and what they launch."""
 
 import time
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ class Daily:
         )
 
     def tick(self) -> dg.RunRequest | str:
-        """The run that a tick requests, or why it doesn't."""
+        """Return the run that a tick requests, or why it requests none."""
         for store in resources._stores.values():
             store._plans.clear()
         context = dg.build_schedule_context(
@@ -57,7 +57,7 @@ class Daily:
         return said.run_requests[0] if said.run_requests else said.skip_message
 
     def launch(self) -> dg.RunRequest:
-        """The run that a tick requests, executed as a run worker would."""
+        """Return the run that a tick requests, executed like by a run worker."""
         request = self.tick()
         assert isinstance(request, dg.RunRequest)
         job = self.definitions.resolve_implicit_global_asset_job_def()

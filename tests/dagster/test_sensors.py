@@ -1,4 +1,4 @@
-"""The reconcile sensor: a tick as Dagster runs it, and one that finds the tables away."""
+"""The reconcile sensor: a tick as Dagster runs it, and one while the tables are away."""
 
 import json
 import time
@@ -32,7 +32,7 @@ def resource(grid: Grid) -> DataflowResource:
 def tick(
     sensor: dg.SensorDefinition, instance: dg.DagsterInstance, cursor: str | None = None
 ) -> tuple[str, str | None]:
-    """What the daemon would get of a tick: its reason, and the new cursor."""
+    """Return what the daemon would get from a tick: its reason, and the new cursor."""
     with dg.build_sensor_context(instance=instance, cursor=cursor) as context:
         data = sensor.evaluate_tick(context)
         assert not data.run_requests

@@ -1,4 +1,4 @@
-"""What becomes of the chunks of Dagster runs that ended, were canceled, or died."""
+"""How the chunks of Dagster runs that ended, were canceled, or died are settled."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +25,7 @@ State = dg.DagsterRunStatus
 
 @dg.job
 def anything() -> None:
-    """A job of which only the runs count."""
+    """A job whose runs alone matter."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterIns
 
 @pytest.fixture
 def job(store: Store) -> Store:
-    """A store with a job that has three chunks to make."""
+    """A store with a job that has three chunks to produce."""
     register(store, "job", ["a"], ["b"])
     for dataid in "123":
         put(store, "a", dataid)
@@ -62,7 +62,7 @@ def begin(
 
 
 def lose(store: Store, owner: str = "w1") -> None:
-    """Let the lease of a worker, and of its claims, have been over for long."""
+    """Let the lease of a worker, and of its claims, have expired long ago."""
     for table in ("worker", "claim"):
         sql(
             store,

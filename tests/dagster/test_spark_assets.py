@@ -44,7 +44,7 @@ Run = Callable[..., Ran]
 
 @pytest.fixture
 def dataflow(line: Line, sqlite_url: str) -> Iterator[DataflowResource]:
-    """The tables of the line; a job `double` makes `doubled` of `numbers`, of which six are there.
+    """The tables of the line; a job `double` produces `doubled` from six chunks of `numbers`.
 
     They were written by Spark, so that a batch can read them together; the third has a 0.
     """

@@ -33,7 +33,7 @@ Run = Callable[..., Ran]
 
 @pytest.fixture
 def store(dataflow: DataflowResource, spark: SparkSession) -> Store:
-    """The tables, with a session in this process: what is read is of it."""
+    """The tables, with a Spark session in this process for reading."""
     return dataflow.store
 
 
@@ -44,7 +44,7 @@ def schema_of(event: dg.AssetMaterialization) -> dict[str, str]:
 
 
 def writer(df: Callable[[DataFrame], Any], **more: Any) -> dg.AssetsDefinition:
-    """An asset that makes `bobout` of a chunk of `bobin`, by Spark."""
+    """An asset that produces `bobout` from a chunk of `bobin`, with Spark."""
 
     def bobout(bobin: DataFrame) -> Any:
         return df(bobin)
@@ -451,7 +451,7 @@ def test_a_zombie_publishes_nothing(
     spark: SparkSession,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another makes the chunk while this one is being written."""
+    """Another worker produces the chunk while this one writes it."""
     plain = chunks.stage
 
     def slow(*given: Any) -> Any:
@@ -473,7 +473,7 @@ def test_a_zombie_publishes_nothing(
 
 @pytest.fixture(autouse=True)
 def _spark_settings(spark: SparkSession) -> Iterator[None]:
-    """The times in here are meant to be in UTC."""
+    """The times here are in UTC."""
     before = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     yield

@@ -1,4 +1,4 @@
-"""Names in Dagster: ordinary ids stay as they are, odd ones can be told apart and undone."""
+"""Names in Dagster: ordinary ids stay unchanged, odd ones stay distinct and reversible."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Dagster calls stale what the tables call stale, whoever made the chunks."""
+"""Dagster calls stale what the tables call stale, for chunks of any producer."""
 
 import asyncio
 import random
@@ -29,7 +29,7 @@ def nothing() -> None:
 
 
 class Flow:
-    """`orders` come from outside, `copy` makes `copies` of them, and `sum` makes `sums` of those.
+    """`orders` come from outside, `copy` produces `copies` from them, and `sum` produces `sums`.
 
     What the jobs tell as the fingerprint of what they make is `print_of`.
     """
@@ -54,13 +54,13 @@ class Flow:
         return Result(fingerprint=self.print_of[datasetid])
 
     def arrive(self, day: str) -> None:
-        """Orders come, or come again."""
+        """Write orders, for the first time or again."""
         if day in truths(self.store, "orders"):
             operations.resubmit(self.store, operations.EXTERNAL, [day])
         operations.ready(self.store, "orders", [day])
 
     def make(self, datasetid: str, day: str) -> None:
-        """Make a chunk outside of Dagster, again if it is there."""
+        """Produce a chunk outside of Dagster, again if it exists."""
         jobid = JOBS[datasetid]
         if truths(self.store, datasetid).get(day):
             operations.resubmit(self.store, jobid, [day])
@@ -69,7 +69,7 @@ class Flow:
             self.store.finish(claim, [fact])
 
     def run(self, datasetid: str, *days: str, **tags: str) -> dg.ExecuteInProcessResult:
-        """Make chunks in Dagster."""
+        """Produce chunks in Dagster."""
         self.tick()
         key = NAMES.asset_key(datasetid)
         job = self.defs.resolve_implicit_job_def_def_for_assets([key])
@@ -93,7 +93,7 @@ class Flow:
         self.grid.cursor = done.cursor
 
     def in_dagster(self) -> dict[tuple[str, str], bool]:
-        """Whether Dagster calls chunks stale that it calls materialized."""
+        """Whether Dagster calls materialized chunks stale."""
         context = LoadingContextForTest(self.instance)
         resolver = CachingStaleStatusResolver(self.instance, self.graph, context)
         return {
@@ -102,7 +102,7 @@ class Flow:
         }
 
     def in_tables(self) -> dict[tuple[str, str], bool]:
-        """Whether `odf why` calls chunks stale that are READY."""
+        """Whether `odf why` calls READY chunks stale."""
         return {
             (datasetid, day): bool(staleness(self.store, jobid, day).line)
             for datasetid, jobid in JOBS.items()
@@ -111,14 +111,14 @@ class Flow:
         }
 
     def event(self, datasetid: str, day: str) -> dg.AssetMaterialization:
-        """The newest event of a chunk."""
+        """Return the newest event of a chunk."""
         wanted = dg.AssetRecordsFilter(NAMES.asset_key(datasetid), asset_partitions=[day])
         [record] = self.instance.fetch_materializations(wanted, limit=1).records
         assert record.asset_materialization
         return record.asset_materialization
 
     def check(self, datasetid: str) -> dg.AssetCheckEvaluation:
-        """The last answer of the check that says how many chunks are stale."""
+        """Return the last result of the check that counts stale chunks."""
         key = dg.AssetCheckKey(NAMES.asset_key(datasetid), STALE_CHECK)
         storage = self.instance.event_log_storage
         kept = storage.get_asset_check_execution_history(key, limit=5)
@@ -134,7 +134,7 @@ class Flow:
         )
 
     def agrees(self) -> dict[tuple[str, str], bool]:
-        """What is stale, if Dagster and its checks say so, too."""
+        """Return what is stale, after checking that Dagster and its checks agree."""
         self.tick()
         stale = self.in_tables()
         assert self.in_dagster() == stale
@@ -191,7 +191,7 @@ def test_producing_the_same_data_again_makes_nothing_stale(flow: Flow) -> None:
 
 
 def test_a_run_right_after_its_input_became_ready_is_not_stale(flow: Flow) -> None:
-    """Dagster hears of the input only afterwards."""
+    """Dagster learns of the input only afterwards."""
     day = DAYS[0]
     flow.arrive(day)
     flow.tick()
@@ -205,7 +205,7 @@ def test_a_run_right_after_its_input_became_ready_is_not_stale(flow: Flow) -> No
 
 
 def test_the_check_is_evaluated_after_a_run_during_which_the_sensor_told_it(flow: Flow) -> None:
-    """The run's answer has the place of its plan, which is before that of the sensor."""
+    """The check result of the run has its plan's position, before that of the sensor."""
     for day in DAYS[:2]:
         flow.arrive(day)
 
@@ -272,7 +272,7 @@ def test_the_dial_says_whether_stale_chunks_are_produced_again(
 
 
 def test_stale_chunks_that_cannot_be_claimed_stay_unchanged(flow: Flow) -> None:
-    """A READY chunk isn't given up for one that can't be made: its readers go on."""
+    """A READY chunk isn't given up if it can't be produced again: its readers continue."""
     day = DAYS[0]
     registry.add_job(flow.store, "copy", ["orders", "rates"], ["copies"])
     flow.arrive(day)
@@ -310,7 +310,7 @@ def test_dagster_and_the_tables_agree_after_random_changes(flow: Flow, seed: int
 
 
 def test_the_first_tick_on_old_tables_finds_stale_chunks(flow: Flow) -> None:
-    """Dagster knows no event of what was consumed then."""
+    """Dagster has no event of what was consumed then."""
     for day in DAYS[:2]:
         flow.arrive(day)
         flow.make("copies", day)

@@ -1,4 +1,4 @@
-"""A grid with a window: the newest chunks, and all in which something is left to do."""
+"""A grid with a window: the newest chunks, and all older ones that aren't READY."""
 
 import random
 from contextlib import suppress
@@ -36,7 +36,7 @@ def agrees(grid: Grid) -> None:
 
 
 def add(grid: Grid, *numbers: int) -> None:
-    """New chunks, READY in both datasets."""
+    """Add new chunks, READY in both datasets."""
     operations.ready(grid.store, "orders", [str(number) for number in numbers])
     grid.store.finish(grid.store.claim("copy", owner=new_owner(), k=len(numbers)))
 

@@ -27,7 +27,7 @@ READERS = {"report": "reports", "changes": "changed", "first": "firsts", "minute
 
 
 class Automatic:
-    """`orders` come from outside; `clean` reads them, and four jobs read what it makes."""
+    """`orders` come from outside; `clean` reads them, and four jobs read its output."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.url = folder, f"sqlite:///{folder / 'dataflow.db'}"
@@ -45,11 +45,11 @@ class Automatic:
         return self.dagster.client
 
     def has(self, content: str) -> None:
-        """What `clean` finds in the orders."""
+        """Return what `clean` finds in the orders."""
         (self.folder / "content").write_text(content)
 
     def arrive(self, day: str) -> None:
-        """Orders come, or come again."""
+        """Write orders, for the first time or again."""
         if ("orders", operations.EXTERNAL, day) in statuses(self.store, day):
             operations.resubmit(self.store, operations.EXTERNAL, [day])
         operations.ready(self.store, "orders", [day])
@@ -60,7 +60,7 @@ class Automatic:
         return Counter(line.split()[0] for line in lines)
 
     def becomes(self, **made: int) -> None:
-        """Wait until jobs have made so many chunks in all."""
+        """Wait until jobs have produced so many chunks in total."""
         wait_for(
             lambda: {jobid: self.made()[jobid] for jobid in made},
             made.__eq__,
@@ -69,24 +69,24 @@ class Automatic:
         )
 
     def told(self, dataset: str, day: str) -> list[bool]:
-        """Of each materialization of a chunk, the first one first: whether it was skipped."""
+        """Return, for each materialization of a chunk in order, whether it was skipped."""
         events = self.client.materializations(dataset, day)
         return [bool(each.metadata.get("opendataflow/skipped")) for each in reversed(events)]
 
     def calms_down(self) -> Counter[str]:
-        """Wait until nothing is launched any more; what was made by then."""
+        """Wait until nothing more is launched; return what was produced by then."""
         while (before := self.ended()) is None or self.looked() or before != self.ended():
             time.sleep(0.2)
         return self.made()
 
     def ended(self) -> int | None:
-        """How many runs there are; None while one of them hasn't ended."""
+        """Return how many runs there are; None while one of them hasn't ended."""
         # A tick may see a chunk between READY and RUNNING, and show that by a run, too.
         runs = [run for run in self.client.runs() if OUTSIDE_TAG not in run["tags"]]
         return len(runs) if all(run["status"] == "SUCCESS" for run in runs) else None
 
     def looked(self) -> None:
-        """Wait until the mirror has looked at the tables, and the conditions at all it told."""
+        """Wait until the mirror has read the tables, and the conditions everything it reported."""
         for sensor in ("opendataflow_reconcile", "automation", "automation"):
             self.client.next_tick(sensor)
 
@@ -116,7 +116,7 @@ def automatic(
 
 @pytest.fixture(scope="module", params=["sqlite"])
 def storage(request: pytest.FixtureRequest) -> str:
-    """One Dagster: conditions are evaluated the same on the other storage."""
+    """One Dagster: conditions are evaluated alike on the other storage."""
     return request.param
 
 

@@ -1,4 +1,4 @@
-"""Every benchmark runs, in its tiny form, and the document has what they say."""
+"""Every benchmark runs, in its tiny form, and the document has their results."""
 
 import re
 import runpy
@@ -27,7 +27,7 @@ def run(*words: object, code: int = 0) -> str:
 
 
 def loaded(program: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names of a program, which isn't run."""
+    """Return the names of a program without running it."""
     monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
     return runpy.run_path(str(FOLDER / f"{program}.py"))
 

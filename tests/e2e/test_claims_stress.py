@@ -20,7 +20,7 @@ INPUTS = [*(pytest.param(number, marks=pytest.mark.soak) for number in (1, 2)), 
 
 
 class Crowd:
-    """Processes of `stress_worker` around one database, and what they tell afterwards."""
+    """Processes of `stress_worker` around one database, and what they report afterwards."""
 
     def __init__(self, url: str, folder: Path, total: int, jobs: list[str], seconds: float) -> None:
         self.url, self.folder, self.total, self.jobs = url, folder, total, jobs
@@ -51,7 +51,7 @@ class Crowd:
                 )
 
     def wait(self, done: str) -> float:
-        """Wait until the query `done` says true and no hand is at work, or the time is over."""
+        """Wait until the query `done` returns true and nobody is working, or the time is over."""
         store = open_store(self.url)
         started = time.monotonic()
         hands = [each for each in self.processes if {"person", "rude", "forcer"} & {*each.args}]  # type: ignore[operator]
@@ -99,7 +99,7 @@ DONE = "select count(*) = {wanted} from datastatus where locktype = 'OUT' and st
 
 
 def verdict(store: Store, gathered: Crowd, wanted: int) -> None:
-    """Everybody went home without an error; each chunk was made as often as it was asked for."""
+    """Nobody had an error; each chunk was produced as often as requested."""
     told = stress_worker.read(gathered.folder)
     assert told.errors == []
     assert told.home == told.people == len(gathered.processes)
@@ -155,7 +155,7 @@ def test_4_processes_on_sqlite_claim_each_chunk_once(
 
 
 def test_rival_producers_share_the_chunks(postgres_url: str, tmp_path: Path) -> None:
-    """Three jobs write one dataset; each chunk is made by one of them."""
+    """Three jobs write one dataset; each chunk is produced by one of them."""
     total, jobs = 600, ["one", "two", "three"]
     store = open_store(postgres_url)
     store.init()
@@ -223,7 +223,7 @@ def test_with_people_on_sqlite(sqlite_url: str, tmp_path: Path) -> None:
 def test_people_who_resubmit_running_chunks_see_no_deadlock(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """Few chunks, all of them wanted by everybody: whoever has to give way, it is one of ours."""
+    """Few chunks, wanted by everybody: if one has to give way, it is one of ours."""
     url = request.getfixturevalue(f"{kind}_url")
     total = 15
     store, jobs = prepare(url, 2, total)
@@ -241,7 +241,7 @@ def test_people_who_resubmit_running_chunks_see_no_deadlock(
 
 
 def readers(url: str, tmp_path: Path, seconds: float, pooled: str = "") -> None:
-    """Chunks are sent back and forced under their readers' hands: no torn read ends READY.
+    """Chunks are resubmitted and forced while they are read: no torn read ends READY.
 
     `pooled` is the way of our programs, if it isn't a person's.
     """

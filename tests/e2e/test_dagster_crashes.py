@@ -1,4 +1,4 @@
-"""Kills of each process of Dagster, and outages of the tables, in the midst of 50 chunks."""
+"""Kills of each process of Dagster, and outages of the tables, in the middle of 50 chunks."""
 
 import random
 import time
@@ -34,21 +34,21 @@ NAMES = DataflowTranslator()
 
 
 class Kill(NamedTuple):
-    """When a kill began, and when what it killed was dead."""
+    """When a kill began, and when the killed processes were dead."""
 
     began: float
     done: float
 
 
 class World:
-    """The tables, a Dagster that runs their job `slow`, and the file that tells what it made."""
+    """The tables, a Dagster that runs their job `slow`, and the file that records its work."""
 
     def __init__(self, store: Store, dagster: Dagster, folder: Path, server: Server | None) -> None:
         self.store, self.dagster, self.folder, self.server = store, dagster, folder, server
         self.client = dagster.client
 
     def arrive(self, prefix: str, count: int = 50) -> list[str]:
-        """Chunks that may be made, once Dagster knows them."""
+        """Add claimable chunks, and wait until Dagster knows them."""
         keys = [f"{prefix}{number:02}" for number in range(count)]
         for each in keys:
             put(self.store, "slowin", each)
@@ -61,7 +61,7 @@ class World:
         return keys
 
     def in_the_middle(self, prefix: str, count: int = 50) -> tuple[list[str], str]:
-        """A run of 50 chunks that has made some, beside the catch-up sensor, which is on."""
+        """Start a run of 50 chunks that has produced some, with the catch-up sensor on."""
         keys = self.arrive(prefix, count)
         run = self.client.launch(["slowout"], keys[0], through=keys[-1])
         wait_for(lambda: len(self.made(prefix)) >= count // 10, bool, 60, "the run is at work")
@@ -71,19 +71,19 @@ class World:
         return keys, run
 
     def made(self, prefix: str) -> list[str]:
-        """The dataid of each production, in their order."""
+        """Return the dataid of each production, in order."""
         path = self.folder / "made"
         lines = path.read_text().splitlines() if path.exists() else []
         return [line.split()[0] for line in lines if line.startswith(prefix)]
 
     def kill(self, *which: str) -> Kill:
-        """Kill servers, or what runs."""
+        """Kill servers, or runs."""
         began = time.time()
         self.dagster.kill(*which)
         return Kill(began, time.time())
 
     def events(self, dataid: str) -> list[tuple[str | None, int | None, float]]:
-        """Status, generation and time of each change of a chunk's output."""
+        """Return status, generation and time of each change of a chunk's output."""
         at = "(julianday(at) - 2440587.5) * 86400.0"
         if self.store.db.dialect == "postgres":
             at = "extract(epoch from at)"
@@ -96,14 +96,14 @@ class World:
         return [(word, generation, float(when)) for word, generation, when in found]
 
     def left(self, keys: Sequence[str]) -> dict[str, str | None]:
-        """Which of some chunks aren't READY."""
+        """Return the chunks, of those given, that aren't READY."""
         found = dict(
             sql(self.store, "select dataid, status from datastatus where datasetid = 'slowout'")
         )
         return {each: found.get(each) for each in keys if found.get(each) != "READY"}
 
     def ends_well(self, keys: Sequence[str], kill: Kill | None = None) -> None:
-        """Every chunk is READY once, nothing was left for long, and the grid says so."""
+        """Every chunk became READY once, nothing waited for long, and the grid agrees."""
         wait_for(lambda: self.left(keys), lambda left: not left, 90, "all chunks are READY")
         wait_for(lambda: self.client.runs(*UNFINISHED), lambda runs: not runs, 60, "runs end")
         made = Counter(self.made(""))
@@ -119,7 +119,7 @@ class World:
         self.agrees()
 
     def was_in_time(self, dataid: str, settled: float, kill: Kill | None) -> None:
-        """What was in hand was settled by the end of the first tick after the end of its lease."""
+        """Unfinished claims were settled by the end of the first tick after their leases ended."""
         assert kill is not None
         over = kill.done + LEASE
         ends = [
@@ -130,7 +130,7 @@ class World:
         assert settled <= max(over, min(ends)) + 0.1, (dataid, settled, kill, sorted(ends))
 
     def ticks_since(self, sensor: str, since: float) -> list[dict[str, Any]]:
-        """The ticks of a sensor that began after a moment and have ended, the first one first."""
+        """Return the ticks of a sensor that began after a given time and have ended, in order."""
         ticks = reversed(self.client.ticks(sensor, 100))
         return [
             each for each in ticks if each["timestamp"] >= since and each["status"] != "STARTED"
@@ -141,7 +141,7 @@ class World:
         return wait_for(lambda: self.ticks_since(sensor, since), bool, 60, f"{sensor} ticks")[0]
 
     def agrees(self) -> None:
-        """The grid says what the tables say, and a further tick writes nothing."""
+        """The grid agrees with the tables, and a further tick writes nothing."""
         wait_for(
             lambda: self.client.next_tick(RECONCILE)["skipReason"], AGREES.__eq__, 60, "it agrees"
         )
@@ -150,7 +150,7 @@ class World:
 
 
 def in_hand(events: Sequence[tuple[str | None, int | None, float]], kill: Kill) -> list[float]:
-    """When those claims of a chunk were settled that somebody had in hand at a kill."""
+    """Return when the claims held at a kill were settled."""
     return [
         after[2]
         for before, after in pairwise(events)
@@ -160,7 +160,7 @@ def in_hand(events: Sequence[tuple[str | None, int | None, float]], kill: Kill) 
 
 @pytest.fixture(scope="module", params=[pytest.param("sqlite", marks=pytest.mark.soak), "postgres"])
 def storage(request: pytest.FixtureRequest) -> str:
-    """As everywhere, but the minutes on SQLite are for a soak."""
+    """As everywhere, except that the slow case on SQLite is a soak test."""
     return request.param
 
 
@@ -362,7 +362,7 @@ def test_the_tables_are_away_for_longer_than_a_lease(world: World, storage: str)
 def test_two_dagsters_on_the_same_tables(store: Store, tmp_path: Path) -> None:
     @dg.job
     def anything() -> None:
-        """A job of which only the runs count."""
+        """A job whose runs alone matter."""
 
     register(store, "slow", ["slowin"], ["slowout"])
     for number in range(8):

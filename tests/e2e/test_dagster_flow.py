@@ -1,4 +1,4 @@
-"""A user's location in a real code server, webserver and daemon: the tables decide, the grid tells.
+"""A user's location in a real code server, webserver and daemon: tables and grid agree.
 
 The tests share one running Dagster for each storage; each has a month of its own.
 """
@@ -50,7 +50,7 @@ def flow(
 
 @pytest.fixture(autouse=True)
 def calm(flow: Flow) -> Iterator[None]:
-    """Nothing is bad, slow or invalid, and nothing launches by itself."""
+    """Make nothing bad, slow or invalid, and launch nothing automatically."""
     yield
     for name in ("bad", "slow", "invalid"):
         (flow.folder / name).unlink(missing_ok=True)
@@ -59,7 +59,7 @@ def calm(flow: Flow) -> Iterator[None]:
 
 
 def made(flow: Flow, *chunks: str) -> None:
-    """Let the script make what is offered, as a cron line would; each of these just once."""
+    """Let the script produce what is offered, like a cron line; each chunk exactly once."""
     flow.odf("run", "--job", "clean", "--all", SCRIPT)
     assert flow.produced(*chunks) == dict.fromkeys(chunks, 1)
 
@@ -116,7 +116,7 @@ def test_a_chunk_is_materialized_with_its_evidence(flow: Flow) -> None:
 
 
 def test_a_backfill_of_chunks_of_all_kinds(flow: Flow) -> None:
-    """Some are READY, some have inputs that aren't, some fail; then all come right."""
+    """Some are READY, some have inputs that aren't, some fail; then all become READY."""
     client = flow.client
     ready, early, bad, good = days(3, 1, 3), days(3, 4, 5), days(3, 6, 7), days(3, 8, 10)
     every = [*ready, *early, *bad, *good]
@@ -349,6 +349,6 @@ def test_a_check_that_fails_gates_the_chunk(flow: Flow) -> None:
 
 
 def test_nothing_was_produced_twice(flow: Flow) -> None:
-    """Over all of the above, but for the chunk that was forced."""
+    """Covers everything above, except the chunk that was forced."""
     twice = {chunk for chunk, times in flow.produced().items() if times > 1}
     assert twice == {"clean 2026-06-01"}

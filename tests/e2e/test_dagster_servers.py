@@ -33,7 +33,7 @@ def dagster(start_dagster: Callable[..., Dagster], folder: Path) -> Dagster:
 
 @pytest.fixture(autouse=True)
 def clean(dagster: Dagster, folder: Path) -> Iterator[None]:
-    """Nothing is mended or has arrived, no key is there, and no sensor is on."""
+    """Nothing is mended or has arrived, no key exists, and no sensor is on."""
     for name in ("mended", "arrived"):
         (folder / name).unlink(missing_ok=True)
     for key in dagster.instance.get_dynamic_partitions("keys"):
@@ -50,7 +50,7 @@ def add(dagster: Dagster, *keys: str) -> list[str]:
 
 
 def started(dagster: Dagster, key: str) -> str:
-    """Launch the run of a slow key, and wait until it is in the midst of its body."""
+    """Launch the run of a slow key, and wait until its body is running."""
     run = dagster.client.launch(["made"], key)
     log = "STEP_START"
     wait_for(lambda: any(log in line for line in dagster.client.messages(run)), what="step starts")

@@ -34,14 +34,14 @@ STATUSES = """{ assetNodes { assetKey { path } assetPartitionStatuses {
 
 
 class Tour(NamedTuple):
-    """A demo that was taken, and what it printed."""
+    """A demo that ran, and what it printed."""
 
     folder: Path
     said: str
 
 
 class Marked:
-    """Environments by which everything that a demo starts is found again."""
+    """Environments that mark everything a demo starts."""
 
     def __init__(self) -> None:
         self.mark = f"demo-{os.urandom(8).hex()}"
@@ -87,7 +87,7 @@ def taken(watched: Marked, tmp_path_factory: pytest.TempPathFactory) -> Tour:
 
 
 def _without_java(folder: Path) -> str:
-    """A PATH with all that this machine's has, but for Java."""
+    """A PATH with everything on this machine except Java."""
     folder.mkdir()
     for path in (Path(each) for each in os.environ["PATH"].split(os.pathsep)):
         for each in path.iterdir() if path.is_dir() else ():
@@ -110,7 +110,7 @@ def odf(folder: Path, *words: str) -> str:
 
 
 def statuses(folder: Path) -> dict[str, Counter]:
-    """Dataset → how many chunks have which status."""
+    """Return dataset → how many chunks have which status."""
     found: dict[str, Counter] = {}
     for row in json.loads(odf(folder, "runs", "--json", "--limit", "1000")):
         found.setdefault(row["datasetid"], Counter())[row["status"]] += 1
@@ -118,7 +118,7 @@ def statuses(folder: Path) -> dict[str, Counter]:
 
 
 def revenue(folder: Path, day: str) -> dict[str, Decimal]:
-    """What a day's report has to say, by the file that arrived."""
+    """Return what a day's report has to say, given the file that arrived."""
     sums: dict[str, Decimal] = {}
     with (folder / "sales" / f"{day}.csv").open() as file:
         for row in csv.DictReader(file):
@@ -211,7 +211,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
 
 
 def interrupt(folder: Path, watched: Marked, until: str, number: int, to_all: bool) -> str:
-    """Interrupt a demo once it has printed something and gone on for a while; what it said."""
+    """Interrupt a demo some time after it has printed something; return its output."""
     process = subprocess.Popen(
         [BIN / "odf", "demo", folder],
         env=watched.environ,
@@ -246,7 +246,7 @@ def test_ctrl_c_ends_a_job_of_spark(tmp_path: Path, watched: Marked) -> None:
 def test_nothing_is_left_of_an_interrupted_dagster(
     tmp_path: Path, watched: Marked, number: signal.Signals
 ) -> None:
-    """Ctrl-C goes to all that the terminal has started, a kill to `odf demo` alone."""
+    """Ctrl-C reaches everything that the terminal started, a kill only `odf demo`."""
     folder = tmp_path / "d"
     to_all = number == signal.SIGINT
     said = interrupt(folder, watched, "dagster-daemon run", number, to_all=to_all)

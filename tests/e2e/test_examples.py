@@ -28,14 +28,14 @@ def play(name: str, folder: Path) -> list[Done]:
 
 
 def lines_of(name: str, folder: Path) -> list[str]:
-    """The first block of commands of an example's README, for a copy of it in `folder`."""
+    """Return the first block of commands of an example's README, for a copy of it in `folder`."""
     shutil.copytree(EXAMPLES / name, folder, dirs_exist_ok=True)
     blocks = re.findall(r"```\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
     return blocks[0].splitlines()
 
 
 def run(line: str, folder: Path) -> Done:
-    """Run one line, as it is typed."""
+    """Run one line as typed."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
         ["sh", "-c", line],
@@ -219,7 +219,7 @@ def test_a_stream_of_items(tmp_path: Path) -> None:
 
 
 def run_until_settled(line: str, folder: Path) -> Done:
-    """Ask how items stand until each has been worked on."""
+    """Poll the statuses of items until each has been processed."""
     until = time.monotonic() + 90
     while True:
         found = run(line, folder)

@@ -1,4 +1,4 @@
-"""What the extras bring, and the one line that tells which of them is missing."""
+"""What the extras install, and the line that names a missing one."""
 
 import os
 import subprocess
@@ -48,14 +48,14 @@ def project() -> Path:
 
 
 def without(names: Sequence[str], code: str) -> str:
-    """What some code prints where some libraries aren't installed."""
+    """Return what some code prints where some libraries aren't installed."""
     line = [sys.executable, "-u", "-c", WITHOUT.format(names=tuple(names)) + code]
     out = subprocess.PIPE
     return subprocess.run(line, stdout=out, stderr=subprocess.STDOUT, text=True, timeout=60).stdout
 
 
 def odf(*words: str) -> str:
-    """Code that runs `odf`, and goes on."""
+    """Code that runs `odf`, and continues."""
     return f"""
 from opendataflow_dagster.cli.fast_run import run_guarded
 from opendataflow_dagster.cli import _with_click

@@ -1,4 +1,4 @@
-"""Full disks: nothing is lost, nothing is there twice, and it goes on when there is room."""
+"""Full disks: nothing is lost or duplicated, and work continues when there is room."""
 
 from pathlib import Path
 

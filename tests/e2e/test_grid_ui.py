@@ -1,4 +1,4 @@
-"""The grid of the tables in Dagster's UI, looked at and clicked in a real browser."""
+"""The grid of the tables in Dagster's UI, viewed and clicked in a real browser."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,7 @@ class Shop:
         self.client = dagster.client
 
     def arrive(self, first: int, last: int, *, late: int = 0) -> list[str]:
-        """Days of November of which sales have arrived, and `late` more that are announced."""
+        """Add days of November with sales, and `late` more that are announced."""
         days = [day(number) for number in range(first, last + 1)]
         operations.ready(self.store, "sales", days)
         expected = [day(last + 1 + number) for number in range(late)]
@@ -41,29 +41,29 @@ class Shop:
         return days + expected
 
     def mark(self, broken: Sequence[str] = (), slow: Sequence[str] = ()) -> None:
-        """Say which days fail and which take long; all others are good from now on."""
+        """Set which days fail and which take long; all others succeed from now on."""
         (self.folder / "broken").write_text("\n".join(broken))
         (self.folder / "slow").write_text("\n".join(slow))
 
     def hold(self, dataid: str) -> Any:
-        """Take a chunk into one's hands, far from Dagster."""
+        """Claim a chunk outside of Dagster."""
         [claim] = self.store.claim("check", owner=f"cron@db1:{dataid}", only=dataid, lease=600)
         return claim
 
     def produce(self, *dataids: str) -> None:
-        """Make chunks far from Dagster, as `odf run` in a cron line does."""
+        """Produce chunks outside of Dagster, like `odf run` in a cron line."""
         for each in dataids:
             rows = 1000 + int(each[-2:])
             place = f"s3://shop/checked/{each}.csv"
             self.store.finish(self.hold(each), [Fact("checked", each, place, rows=rows)])
 
     def fail(self, *dataids: str) -> None:
-        """The same, in vain."""
+        """Do the same, but fail."""
         for each in dataids:
             self.store.fail(self.hold(each), "line 7 has no price")
 
     def colours(self) -> dict[str, str]:
-        """What the squares of `checked` have to be, by the tables alone."""
+        """Return what the squares of `checked` have to be, from the tables alone."""
         found = {dataid: "missing" for name, _, dataid in statuses(self.store) if name == "sales"}
         for (datasetid, _, dataid), (locktype, word) in statuses(self.store).items():
             if (datasetid, locktype) == ("checked", "OUT"):
@@ -90,7 +90,7 @@ def day(number: int) -> str:
 
 @pytest.fixture(scope="module")
 def storage() -> str:
-    """The browser sees the same on every storage: SQLite will do."""
+    """The browser sees the same on every storage: SQLite is enough."""
     return "sqlite"
 
 
@@ -118,7 +118,7 @@ def world(
 
 @pytest.fixture
 def shop(world: Shop) -> Iterator[Shop]:
-    """The shop before any day has arrived, and Dagster that knows it."""
+    """The shop before any day has arrived, and a Dagster that knows it."""
     if world.client.sensors()[RECONCILE] == "STOPPED":
         world.client.start_sensor(RECONCILE)
     for table in ("datastatus", "claim", "chunkfact"):
@@ -137,7 +137,7 @@ def ui(page: Any, world: Shop) -> UI:
 
 
 def looks_right(shop: Shop, ui: UI) -> dict[str, str]:
-    """The grid becomes what the tables say, square by square, and its counts do."""
+    """The grid comes to match the tables, square by square, and so do its counts."""
     shop.agrees()
     wanted = shop.colours()
     ui.open_partitions("checked")
@@ -147,7 +147,7 @@ def looks_right(shop: Shop, ui: UI) -> dict[str, str]:
 
 
 def metadata(ui: UI, dataid: str) -> dict[str, str]:
-    """What the page with the partitions of an asset tells of one of them."""
+    """Return what the partitions page of an asset shows for one of them."""
     ui.choose(dataid)
     ui.page.get_by_role("row", name="opendataflow/safe").wait_for()
     rows = ui.page.locator("table tr").all_inner_texts()

@@ -1,4 +1,4 @@
-"""The pipelines of a project in a real Dagster: launched, looked at, aborted."""
+"""The pipelines of a project in a real Dagster: launched, viewed, aborted."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

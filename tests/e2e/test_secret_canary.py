@@ -1,4 +1,4 @@
-"""A passkey and a password go every way of running, at DEBUG: nothing shows them."""
+"""A passkey and a password pass through every way of running, at DEBUG: nothing shows them."""
 
 import os
 import subprocess
@@ -107,7 +107,7 @@ def ways(postgres_server: Server, postgres_url: str, tmp_path: Path) -> Iterator
 
 
 def test_the_search_finds_a_planted_secret(tmp_path: Path) -> None:
-    """Else the other tests would prove nothing."""
+    """Otherwise the other tests would prove nothing."""
     import base64
     import sqlite3
 

@@ -112,7 +112,7 @@ class Served:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a server and all that it has started, stopped first: it starts a worker again."""
+    """Kill a server and all that it started; stop it first, since it restarts its worker."""
     tree: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
         server = psutil.Process(process.pid)

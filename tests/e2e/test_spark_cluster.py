@@ -1,4 +1,4 @@
-"""The migration example on a real standalone cluster, of which parts are killed: exact rows."""
+"""The migration example on a real standalone cluster whose parts are killed: exact rows."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ RUN = ("odf", "run", "--spark", "migrate.py:extract", "--all")
 
 
 class Migration:
-    """The example in a folder of its own, its table in PostgreSQL."""
+    """The example in its own folder, with its table in PostgreSQL."""
 
     def __init__(self, folder: Path, url: str, **environ: str) -> None:
         self.folder, self.url = folder, url
@@ -51,7 +51,7 @@ class Migration:
                 done.wait()
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
-        """Start a command in a group of its own, which has the driver's Java too."""
+        """Start a command in its own process group, which includes the driver's Java."""
         return subprocess.Popen(
             words,
             cwd=self.folder,
@@ -156,7 +156,7 @@ def test_a_migration_loses_an_executor_and_then_its_driver(
 
 
 def exact(migration: Migration) -> None:
-    """Every row is there once, and nothing else is."""
+    """Every row exists once, and nothing else does."""
     import pyarrow.dataset
 
     lake = pyarrow.dataset.dataset(str(migration.folder / "lake"), partitioning="hive").to_table()

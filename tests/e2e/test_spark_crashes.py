@@ -43,7 +43,7 @@ often = pytest.mark.parametrize("times", [4, pytest.param(20, marks=pytest.mark.
 DATAIDS = ("1", "2", "3")
 
 HIDDEN = ("before write", "during write", "after write", "after verify", "before show")
-"""Where a killed run has changed nothing that a reader sees."""
+"""The points where a killed run has changed nothing that a reader sees."""
 
 SHOWN = ("during show", "before READY", "after READY")
 BATCHED = ("batch's write", "between staging", "between shows")
@@ -57,7 +57,7 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
 
 @pytest.fixture(scope="module")
 def copies(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The input of all tests: three chunks that Spark has written, each of two files."""
+    """The input of all tests: three chunks written by Spark, each with two files."""
     folder = tmp_path_factory.mktemp("input")
     url = f"sqlite:///{folder}/tables.db"
     store = open_store(url)
@@ -74,7 +74,7 @@ def copies(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Site:
-    """A store and a folder in which `job` makes chunks whose rows tell their version."""
+    """A store and a folder in which `job` produces chunks whose rows identify their version."""
 
     def __init__(self, zygote: Zygote, url: str, copies: Path, folder: Path) -> None:
         self.zygote, self.url, self.folder = zygote, url, folder
@@ -88,7 +88,7 @@ class Site:
         assert zygote.run(**self.work(0), all_chunks=True) == 0, zygote.log.read_text()
 
     def work(self, version: int, point: str = "", batch: int = 1) -> dict[str, Any]:
-        """What a run is told that makes a version, and dies at a point."""
+        """Return the command for a run that produces a version, and dies at a point."""
         slow = 2 if point in ("during write", "batch's write") else 0
         longest = 0.05 if slow else 0.3 * batch**0.5
         return {
@@ -102,7 +102,7 @@ class Site:
         }
 
     def again(self, *dataids: str) -> None:
-        """Let chunks be made again, also if the last run of them was lost."""
+        """Resubmit chunks, even if their last run was lost."""
         expire(self.store)
         self.store.recover()
         for dataid in dataids:
@@ -118,11 +118,11 @@ class Site:
         return chunk_path(str(self.folder), dataid)
 
     def visible(self) -> dict[str, int]:
-        """Dataid → the version that plain pyarrow reads."""
+        """Return dataid → the version that plain pyarrow reads."""
         return {each: one_version(chunk_alone(self.path(each))) for each in DATAIDS}
 
     def exact(self, versions: dict[str, int]) -> None:
-        """Each chunk is there whole and settled once, and nothing else is."""
+        """Each chunk is complete and settled once, and nothing else exists."""
         assert self.visible() == versions
         assert sorted(os.listdir(self.folder)) == [f"dataid={each}" for each in DATAIDS]
         for each in DATAIDS:
@@ -160,14 +160,14 @@ def chunk_alone(path: str) -> Any:
 
 
 def one_version(table: Any) -> int:
-    """The version that a chunk's rows are of; they are all there, and of one."""
+    """Return the version of a chunk's rows, which must be complete and of one version."""
     [version] = set(table["version"].to_pylist())
     assert sorted(table["n"].to_pylist()) == list(range(ROWS + version))
     return version
 
 
 class Vanished(Exception):
-    """A chunk was replaced while pyarrow listed it, which passes over files that aren't there."""
+    """A chunk was replaced while pyarrow listed it; pyarrow skips missing files."""
 
 
 class Readers:
@@ -358,7 +358,7 @@ def test_a_driver_killed_20_times_with_its_java(
 def test_a_worker_stopped_while_writing_changes_nothing_when_it_wakes(
     site: Site, tmp_path: Path
 ) -> None:
-    """The worker and its Java stop together, as on a machine that is suspended."""
+    """The worker and its Java stop together, as on a suspended machine."""
     site.again("1")
     log = tmp_path / "log"
     child = real({**site.work(1, "during write"), "stop": True, "group": True}, log)
@@ -386,7 +386,7 @@ def test_a_worker_stopped_at_a_point_changes_nothing_when_it_wakes(site: Site, p
 
 
 def overtaken(site: Site) -> tuple[Any, Any]:
-    """Let the lease of a worker be over, and its chunk be made by another; what there is then."""
+    """Let a worker's lease expire and another produce its chunk; return what exists then."""
     site.again("1")
     assert site.zygote.run(**site.work(2)) == 0
     return everything(site.store), listing(site.path("1"))

@@ -1,4 +1,4 @@
-"""Spark in a real Dagster: the same rows whichever way a chunk is made, and runs that are ended."""
+"""Spark in a real Dagster: the same rows from every way of running, and terminated runs."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ MOST_TO_SETTLE = 15
 
 
 class Lake:
-    """Chunks of `sales`, which a job for each way turns into a dataset of its own."""
+    """Chunks of `sales`, which a job per way of running turns into its own dataset."""
 
     dagster: Dagster
 
@@ -64,7 +64,7 @@ class Lake:
         operations.ready(self.store, "raw", CHUNKS)
 
     def odf(self, job: str, function: str) -> str:
-        """Let `odf run --spark` make every chunk of a job, as a person would."""
+        """Let `odf run --spark` produce every chunk of a job, as a person would."""
         done = subprocess.run(
             [
                 str(ODF),
@@ -104,7 +104,7 @@ class Lake:
         assert self.left(way) == []
 
     def left(self, way: str) -> list[str]:
-        """What lies about of a way that isn't a chunk."""
+        """Return what is left over that isn't a chunk."""
         return [str(each) for each in (self.folder / f"by_{way}").glob("_*/**")]
 
     def slow(self, on: bool) -> None:

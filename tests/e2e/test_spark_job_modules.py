@@ -1,4 +1,4 @@
-"""What lies beside a job's function travels to the executors: classic sessions, Spark Connect."""
+"""Modules beside a job's function reach the executors: classic sessions, Spark Connect."""
 
 import os
 import re

@@ -161,7 +161,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def wait_until(done: Callable[[], bool], seconds: float = 60) -> None:
-    """Wait until `done` says yes; fail after `seconds`."""
+    """Wait until `done` returns true; fail after `seconds`."""
     end = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < end, f"nothing after {seconds} s"
@@ -189,7 +189,7 @@ def test_type_checkers_know_every_public_name() -> None:
 
 
 def test_every_sql_statement_that_the_code_names_exists() -> None:
-    """A statement that is missing may only be met where an error is passed over."""
+    """A missing statement might otherwise be noticed only where errors are ignored."""
     run_by = r"""\.(?:run|change|records|stream|statement)\(\s*"(\w+)\.(\w+)\""""
     package = Path(opendataflow_dagster.__file__).parent
     named = {

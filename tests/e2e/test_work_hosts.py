@@ -51,7 +51,7 @@ def prepare(server: Server, chunks: int) -> Store:
 
 
 def host(store: Store, name: str, *words: str) -> WorkHost:
-    """A host with a name of its own, where this machine lets it have one."""
+    """A host with its own name, where this machine allows that."""
     before: list[str] = []
     line = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', name]
     if shutil.which("unshare") and not subprocess.run([*line, "true"], check=False).returncode:
@@ -71,7 +71,7 @@ def running(store: Store) -> int:
 
 
 def trial(server: Server, chunks: int, narrate: bool = False) -> None:
-    """Let two hosts do the work while all that can happen to them happens."""
+    """Let two hosts do the work while everything that can happen to them happens."""
     store = prepare(server, chunks)
     total = CHAINS * LENGTH * chunks
     began = time.monotonic()
@@ -126,7 +126,7 @@ def trial(server: Server, chunks: int, narrate: bool = False) -> None:
 
 
 def judge(store: Store, total: int) -> None:
-    """Each chunk is READY, and was made READY once; no two scripts were at one chunk at once."""
+    """Each chunk is READY, and became so once; no two scripts worked on one chunk at once."""
     ready_rows = "select count(*) from datastatus where jobid like 'j%' and status = 'READY'"
     assert sql(store, ready_rows) == [(total,)]
     assert sql(store, "select count(*) from datastatus where status <> 'READY'") == [(0,)]

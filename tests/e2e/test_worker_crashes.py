@@ -1,4 +1,4 @@
-"""Workers, connections and servers that die at the worst moment: the next run converges."""
+"""Workers, connections and servers that die at the worst time: the next run converges."""
 
 import os
 import signal
@@ -53,7 +53,7 @@ def doomed(url: str, point: str) -> subprocess.Popen[str]:
 
 
 def prepare(store: Store, chunks: int) -> list[str]:
-    """`job` reads a and b, and writes c and d; as many chunks are READY."""
+    """`job` reads a and b, and writes c and d; so many chunks are READY."""
     register(store, "job", ["a", "b"], ["c", "d"])
     dataids = [str(n) for n in range(1, chunks + 1)]
     for dataid in dataids:
@@ -70,7 +70,7 @@ def catch_up(store: Store) -> None:
 
 
 def converged(store: Store, dataids: list[str]) -> None:
-    """Every output READY, by one end each; no lock, no claim left."""
+    """Every output is READY, by one end each; no lock and no claim is left."""
     outputs = {key[0] + key[2]: row for key, row in statuses(store).items() if key[1] == "job"}
     assert outputs == {out + dataid: ("OUT", "READY") for out in "cd" for dataid in dataids}
     ends = sql(
@@ -228,7 +228,7 @@ def aside(store: Store, work: Callable[[], Any]) -> Any:
 
 
 def test_a_finish_waits_for_a_person_who_has_the_row_and_then_is_stale(postgres_url: str) -> None:
-    """For longer than all races together would take; the person isn't the victim of a deadlock."""
+    """For longer than all races together take; the person isn't the victim of a deadlock."""
     store = open_store(postgres_url)
     store.init()
     prepare(store, 1)
@@ -252,7 +252,7 @@ def test_a_finish_waits_for_a_person_who_has_the_row_and_then_is_stale(postgres_
 
 
 def test_our_finish_gives_way_to_a_person(postgres_url: str) -> None:
-    """The person waits first, so that PostgreSQL would end their statement, and not ours."""
+    """The person waits first, so that PostgreSQL would cancel their statement, and not ours."""
     store = open_store(postgres_url)
     store.init()
     prepare(store, 1)
@@ -407,7 +407,7 @@ def test_a_child_of_a_fork_doesnt_share_the_connection(store: Store) -> None:
 
 
 def wait_until(done: Callable[[], bool], seconds: float = 60) -> None:
-    """Wait until `done` says yes; fail after `seconds`."""
+    """Wait until `done` returns true; fail after `seconds`."""
     end = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < end, f"nothing after {seconds} s"

@@ -1,4 +1,4 @@
-"""`odf doctor`: says what is wrong, what to run, and no secret."""
+"""`odf doctor`: says what is wrong and what to run, and shows no secret."""
 
 import json
 import os

@@ -61,14 +61,14 @@ def put(
 
 @pytest.fixture
 def line(store: Store) -> Store:
-    """Two jobs in a row: fetch makes a; load reads it and makes b."""
+    """Two jobs in a row: fetch produces a; load reads it and produces b."""
     job(store, "fetch", "raw", "a")
     job(store, "load", "a", "b")
     return store
 
 
 def follow(store: Store, action: str) -> None:
-    """Do what an explanation advises."""
+    """Run what an explanation advises."""
     for command in action.split(" && "):
         _, verb, *words = shlex.split(command)
         match verb:
@@ -292,7 +292,7 @@ def test_a_missing_or_moved_place_is_reported(line: Store, tmp_path: Path) -> No
 
 
 def look(store: Store) -> tuple[bool | None, str, str, str]:
-    """What `odf why load` says of where its data is: answer, text, code and action."""
+    """Return what `odf why load` says about its data's place: answer, text, code and action."""
     found = explain(store, "load", D, look=presence.look_at)
     return found.answers[2].ok, found.answers[2].text, found.code, found.action
 

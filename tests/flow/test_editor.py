@@ -1,4 +1,4 @@
-"""What an editor says of a flow.yml: a real YAML language server, with the schema that we ship."""
+"""What an editor says about a flow.yml: a real YAML language server, with our schema."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ class Editor:
         self._send(method="initialized", params={})
 
     def problems(self, text: str) -> list[tuple[int, str]]:
-        """Open a file with a text: the line and the message of each problem."""
+        """Open a file with a text; return the line and the message of each problem."""
         self._number += 1
         file = self._folder / f"flow{self._number}.yml"
         document = {"uri": file.as_uri(), "languageId": "yaml", "version": 1, "text": text}
@@ -62,7 +62,7 @@ class Editor:
         self._server.stdin.flush()  # type: ignore[union-attr]
 
     def _read(self) -> dict[str, Any]:
-        """The next message; a question of the server, such as for settings, has an empty answer."""
+        """Return the next message; answer the server's own requests, such as for settings."""
         length = 0
         while line := self._server.stdout.readline().strip():  # type: ignore[union-attr]
             if line.lower().startswith(b"content-length:"):

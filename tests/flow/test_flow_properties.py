@@ -1,4 +1,4 @@
-"""Random flows: what is applied, exported and edited comes out as if it had been applied afresh."""
+"""Random flows: applying, exporting and editing gives the same as a fresh apply."""
 
 from collections.abc import Callable
 from itertools import count
@@ -70,7 +70,7 @@ JOBS = st.dictionaries(
 
 @st.composite
 def flows(draw: Callable[..., Any], name: str = "shop") -> Flow:
-    """A flow whose jobs read what comes before what they write, so that there is no circle."""
+    """A flow whose jobs read only earlier datasets, so that there is no cycle."""
     jobs = []
     for jobid, values in draw(JOBS).items():
         first = min(values["outputs"])
@@ -82,7 +82,7 @@ def flows(draw: Callable[..., Any], name: str = "shop") -> Flow:
 
 @pytest.fixture
 def fresh(url: str, store: Store) -> Callable[[], Store]:
-    """Empties the tables, and gives them."""
+    """Empties the tables, and returns them."""
 
     def emptied() -> Store:
         for table in ("job", "dataset", "jobpolicy", "origin", "fill", "pending"):
@@ -162,7 +162,7 @@ def test_without_a_database_the_catalog_is_the_one_that_the_tables_get(
 
 
 def plans(catalog: Catalog) -> dict[str, Plan]:
-    """The jobs, with their variables in order: each database sorts texts by rules of its own."""
+    """The jobs, with their variables in order: databases sort texts by different rules."""
     return {
         jobid: plan._replace(environment=tuple(sorted(plan.environment)))
         for jobid, plan in catalog.jobs.items()

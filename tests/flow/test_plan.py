@@ -1,4 +1,4 @@
-"""`odf plan`, `apply` and `export`: what differs is told and written once."""
+"""`odf plan`, `apply` and `export`: differences are listed, and written once."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def effects(store: Store, flow: Flow) -> dict[str, list[str]]:
 
 
 def registrations(store: Store) -> dict[str, Any]:
-    """What a flow writes, but for times, and for who and when."""
+    """Return what a flow writes, without times, and without who and when."""
     columns = "datasetid, hostname, database, schemaname, tablename, username, format, chunkcolumn"
     dials = ", ".join(DIALS)
     return {
@@ -429,7 +429,7 @@ def test_a_target_overrides_the_settings_as_declared(
 
 
 def test_every_command_uses_the_target_that_is_chosen(tmp_path: Path) -> None:
-    """In processes of their own: `odf run` and `odf alive` do without click."""
+    """In separate processes: `odf run` and `odf alive` work without click."""
     (tmp_path / "prod.properties").write_text("url=sqlite:///prod.db\n")
     (tmp_path / "flow.yml").write_text(
         "flow: shop\ndatasets: {a: {}, raw: {}}\n"

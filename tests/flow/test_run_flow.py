@@ -92,7 +92,7 @@ def test_running_a_job_without_a_script_says_what_runs_it(odf: Odf) -> None:
 
 
 def test_a_pipeline_runs_on_the_tables_of_the_flow(odf: Odf, store: Store) -> None:
-    """A run of its own begins it, and `--all-jobs` goes on with what waits."""
+    """Its own run starts it, and `--all-jobs` continues with what waits."""
     shutil.copytree(TEMPLATE, "crm")
     Path("flow.yml").write_text(
         "flow: shop\njobs:\n  clean_contacts: {out: contacts_clean, pipeline: crm, engine: local}\n"

@@ -42,7 +42,7 @@ def big() -> Iterator[BigQuery]:
 
 @pytest.fixture
 def url(sqlite_url: str) -> str:
-    """Where the tables of ours are doesn't matter here."""
+    """The database of our own tables doesn't matter here."""
     return sqlite_url
 
 

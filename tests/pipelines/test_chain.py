@@ -1,4 +1,4 @@
-"""Two pipelines in a row: what the first returns reaches the second as `output/` tells it."""
+"""Two pipelines in a row: the second gets the first's result as `output/` would give it."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -68,7 +68,7 @@ class Chain:
         )
 
     def both(self, first: str, second: str) -> str:
-        """What the second writes for people, once both have run."""
+        """Return what the second writes for people, once both have run."""
         self.write("clean", first)
         self.write("merge", second)
         for slug in ("clean", "merge"):
@@ -79,7 +79,7 @@ class Chain:
         return (self.root / "output" / f"{slug}.csv").read_text()
 
     def chunk(self) -> tuple[str, dict[str, Any]]:
-        """Where the chunk between them is, and its note."""
+        """Return the chunk between them, and its note."""
         [(path,)] = sql(
             self.store, "select distinct location from chunkfact where datasetid = 'cleaned-events'"
         )

@@ -1,4 +1,4 @@
-"""A deploy that is broken, half written or half done: what was served before goes on."""
+"""A deploy that is broken, half written or half done: the previous version stays served."""
 
 import os
 import tempfile
@@ -25,7 +25,7 @@ STAYS = "The project stays unchanged: "
 __all__ = ["small"]
 
 LONG = 90
-"""Seconds: on a busy machine a version is checked for long."""
+"""Seconds: on a busy machine, checking a version takes long."""
 
 CONCAT = "pd.concat([df, pd.DataFrame([stream])], ignore_index=True)"
 BROKEN = ADD.replace(CONCAT, "pd.concat(df, ")
@@ -46,7 +46,7 @@ def client(sqlite_url: str, root: Path) -> Iterator[Client]:
 
 
 def refused(client: Client) -> str:
-    """Why newer files aren't served, as the log has it; whoever asks hears only that it is so."""
+    """Return why newer files aren't served, by the log; clients learn only that it is so."""
     answer = client.http.get("/health")
     assert answer.status_code == 200, answer.text
     if "refused" not in answer.json():
@@ -290,7 +290,7 @@ def test_health_knows_a_full_disk_of_the_project(small: Path, sqlite_url: str) -
 
 
 class Versions:
-    """A project, and how its deploys are judged, with a clock of our own."""
+    """A project, and how its deploys are judged, with our own clock."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root, self.said, self.now = root, list[str](), 0.0
@@ -385,7 +385,7 @@ def test_only_code_is_copied(versions: Versions) -> None:
 
 
 def test_a_cluster_gets_what_the_project_has(versions: Versions) -> None:
-    """Folders of data, which a version links to, are sent; what the project links to isn't."""
+    """Data folders that a version links to are sent; folders that the project links to aren't."""
     (versions.root / "data").mkdir()
     (versions.root / "data" / "a.csv").write_text("1")
     (versions.root / "pipelines" / "loop").symlink_to(versions.root)

@@ -1,4 +1,4 @@
-"""What a destination can't keep fails alone, wherever it is; one that is away is waited for."""
+"""Rows that a destination refuses fail alone, in every place; an outage is waited for."""
 
 import os
 import re
@@ -60,7 +60,7 @@ BAD: dict[str, pd.DataFrame] = {
 }
 
 NOWHERE = ("half a character", "half a character in a name")
-"""What no place keeps."""
+"""Values that no place can store."""
 
 SAYS: dict[tuple[str, str], str] = {
     ("parquet", "half a character"): "column 'v' has a string that isn't Unicode",
@@ -108,7 +108,7 @@ PLACES = (
 
 
 class Somewhere:
-    """The dataset `sums` at a place of some kind, which may be begun with again."""
+    """The dataset `sums` in a place of some kind, which can be reset."""
 
     def __init__(self, kind: str, store: Store, tmp_path: Path, request: Any) -> None:
         self.store, self.kind, self.root = store, kind, tmp_path / "place"
@@ -130,7 +130,7 @@ class Somewhere:
             )
 
     def begin(self) -> None:
-        """Have nothing there, or an empty table or file."""
+        """Reset to nothing, or to an empty table or file."""
         if self.name in ("sqlite", "postgres"):
             self.shop.add(**({"chunkcolumn": "run"} if self.how == "chunks" else {}))
             self.shop.run("drop table if exists sums")
@@ -149,12 +149,12 @@ class Somewhere:
             shutil.rmtree(folder, ignore_errors=True)
 
     def bad(self) -> list[tuple[str, pd.DataFrame]]:
-        """What is bad for some place of its kind: a file has as many columns as you like."""
+        """What is bad for some place of this kind: a file may have any number of columns."""
         limited = self.name in ("sqlite", "postgres")
         return [each for each in BAD.items() if limited or each[0] != "many columns"]
 
     def kept(self, project: Project, verdicts: list[Any]) -> list[int]:
-        """The numbers of the rows that are there."""
+        """Return the numbers of the rows that exist."""
         if self.name not in [format.name for format in FILE_FORMATS]:
             return sorted(int(each) for each in source_of(self.store, project, "sums").pandas().id)
         found = [each.location for each in verdicts if isinstance(each, Result)]
@@ -173,7 +173,7 @@ def new_table(request: pytest.FixtureRequest, store: Store, tmp_path: Path) -> S
 
 
 def check(somewhere: Somewhere, bad: str, verdict: Any) -> None:
-    """Tell what is wrong with the verdict on a bad item."""
+    """Check the verdict on a bad item; return what is wrong with it."""
     said = str(verdict) if isinstance(verdict, DataflowError) else ""
     assert "\n" not in said
     assert said or bad not in NOWHERE, (somewhere.kind, bad)

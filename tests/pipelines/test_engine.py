@@ -1,4 +1,4 @@
-"""Transformations on Spark: the same rows whatever the engine, and each in its own process."""
+"""Transformations on Spark: the same rows on every engine, and each in its own process."""
 
 import os
 import shutil
@@ -40,13 +40,13 @@ Made = Callable[..., Engine]
 
 @pytest.fixture
 def made(spark: "SparkSession", tmp_path: Path) -> Iterator[Made]:
-    """Make an engine for a project, or for one whose pipeline `p` has these transformations."""
+    """Create an engine for a project, or for one whose pipeline `p` has these transformations."""
     yield from _engines(tmp_path, lambda project: Engine(project, lambda: spark))
 
 
 @pytest.fixture(params=ENGINES)
 def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Made]:
-    """Make Spark's engine or the local one: for pandas they do the same."""
+    """Create Spark's engine or the local one: for pandas they do the same."""
     if request.param == LOCAL:
         yield from _engines(tmp_path, LocalEngine)
         processes.end()
@@ -85,7 +85,7 @@ def sources(project: Project, slug: str) -> list[Any]:
 
 
 def plainly(project: Project, slug: str) -> Any:
-    """What a pipeline makes in this process."""
+    """Return the result of a pipeline in this process."""
     frames = sources(project, slug)
     for name in project.pipeline(slug).transformations:
         frames[0], _ = load(project, slug, name)(frames)

@@ -1,4 +1,4 @@
-"""Items are worked on in batches, in order; one that fails, fails alone; nothing comes twice."""
+"""Items are processed in batches, in order; one that fails, fails alone; none comes twice."""
 
 import csv
 import json
@@ -84,7 +84,7 @@ RUNID = "items test"
 
 
 class Shop:
-    """A project whose pipeline `live` takes items, and who consumes them."""
+    """A project whose pipeline `live` takes items, and their consumer."""
 
     def __init__(self, store: Store, spark: "SparkSession", root: Path) -> None:
         self.store, self.spark, self.root = store, spark, root
@@ -118,7 +118,7 @@ class Shop:
         )
 
     def feeder(self, count: int) -> QueuedItems:
-        """The next items of `live`, at most so many."""
+        """Return the next items of `live`, at most so many."""
         head = queue_head(self.store, "live", count)
         return QueuedItems(self.consumer, self.current.taking["live"], head, Pace())
 
@@ -128,21 +128,21 @@ class Shop:
         file.write_text(dedent(text))
 
     def send(self, *names: Any) -> list[str]:
-        """Accept items of these names, or items as they are given; their dataids."""
+        """Accept items of these names, or the given items; return their dataids."""
         items = [each if isinstance(each, dict) else {"name": each, "product": 1} for each in names]
         posts = [Post("live", tuple(json.dumps(each) for each in items))]
         [accepted] = accept(self.store, posts)
         return list(accepted.dataids)  # type: ignore[union-attr]
 
     def consume(self) -> list[int]:
-        """Work until nothing is left: the sizes of the batches."""
+        """Work until nothing is left; return the sizes of the batches."""
         sizes = []
         while size := self.consumer.consume("live"):
             sizes.append(size)
         return sizes
 
     def status(self) -> list[str]:
-        """Of each chunk of `live`, in their order."""
+        """Return the statuses of the chunks of `live`, in order."""
         found = {key[2]: row[1] for key, row in statuses(self.store).items()}
         return [found[each] for each in sorted(found, key=lambda each: (len(each), each))]
 
@@ -427,7 +427,7 @@ def test_after_a_spark_crash_items_are_retried_one_by_one(lite: Shop) -> None:
 
 
 class Halting(Engine):
-    """An engine whose Java ends at an item that is called so."""
+    """An engine whose Java ends at an item of this name."""
 
     alive = True
 
@@ -603,7 +603,7 @@ def test_an_older_item_doesnt_replace_a_newer_one(shop: Shop) -> None:
 
 @pytest.mark.parametrize("written", ["the run", "the item"])
 def test_a_run_and_an_item_are_compared_by_when_they_began(shop: Shop, written: str) -> None:
-    """A run is called by a date, an item by a number: which is newer doesn't follow from that."""
+    """A run is named by a date, an item by a number: that doesn't say which is newer."""
     add_dataset(shop.store, "live", hostname=str(shop.root / "live.csv"), writemode="replace")
     run = new_run(shop.store, "live")
     [item] = shop.send("item")

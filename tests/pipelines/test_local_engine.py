@@ -1,4 +1,4 @@
-"""The local engine: the bytes that Spark makes, without Spark, and a refusal of what it can't."""
+"""The local engine: Spark's bytes without Spark, and a refusal of what it can't do."""
 
 import os
 import shutil
@@ -109,7 +109,7 @@ def run(store: Store, project: Project, slug: str, session: Any = None, **more: 
 
 
 def files_of(root: Path) -> dict[str, list[bytes]]:
-    """What the data files of each folder hold, whichever run they are of."""
+    """Return what the data files of each folder contain, of any run."""
     found: dict[str, list[bytes]] = {}
     for path in sorted(root.rglob("*")):
         if path.is_file() and not path.name.startswith((".", "_")):

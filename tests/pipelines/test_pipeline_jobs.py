@@ -42,7 +42,7 @@ def project(root: Path, *pipelines: str, name: str = "Shop", **files: str) -> Pr
 
 
 def made(*datasets: str) -> Known:
-    """That jobs of others write some datasets."""
+    """Let other jobs write some datasets."""
     return Known({each: Plan(each, ("seed",), (each,), (), (), False) for each in datasets})
 
 

@@ -140,7 +140,7 @@ class Shop:
         return (self.root / "output" / f"{slug}.csv").read_text()
 
     def outs(self, slug: str) -> dict[str, str]:
-        """dataid → status of a pipeline's chunks, in the order in which they began."""
+        """Return dataid → status of a pipeline's chunks, in the order of their start."""
         found = statuses(self.store)
         mine = {key[2]: row[1] for key, row in found.items() if key[1] == slug and row[0] == "OUT"}
         return dict(sorted(mine.items(), key=lambda item: (len(item[0]), item[0])))
@@ -157,7 +157,7 @@ def shop(store: Store, tmp_path: Path, spark: SparkSession) -> Iterator[Shop]:
 
 @pytest.fixture
 def own(sqlite_url: str, tmp_path: Path, spark: SparkSession) -> Iterator[Shop]:
-    """The same on SQLite alone: for what has nothing to do with the database."""
+    """The same on SQLite alone: for tests that don't depend on the database."""
     root = tmp_path / "shop"
     root.mkdir()
     store = open_store(sqlite_url)
@@ -294,7 +294,7 @@ def joined(own: Shop) -> Shop:
 
 
 def post(shop: Shop, *names: str) -> None:
-    """Have items made of a pipeline, each appended."""
+    """Let items of a pipeline be produced, each appended."""
     register_pipeline(shop.store, read_project(shop.root), "signups")
     for name in names:
         [accepted] = accept(shop.store, [Post("signups", (json.dumps({"name": name}),))])
@@ -394,7 +394,7 @@ ONE_STATE = {
 
 @pytest.fixture(params=ONE_STATE)
 def one(shop: Shop, request: pytest.FixtureRequest) -> Shop:
-    """A pipeline whose destination holds the rows of one run, which has run twice."""
+    """A pipeline whose destination has the rows of one run, and which has run twice."""
     shop.write("project.yml", ONE_PIPELINE)
     if columns := ONE_STATE[request.param]:
         add_dataset(shop.store, "sales", **columns)
@@ -407,7 +407,7 @@ def one(shop: Shop, request: pytest.FixtureRequest) -> Shop:
 
 
 def held(shop: Shop) -> list[int]:
-    """The quantities that the destination has now."""
+    """Return the quantities in the destination."""
     if "table" in shop.place:
         with closing(sqlite3.connect(shop.root / "shop.db")) as connection:
             return [row[0] for row in connection.execute("select qty from sales order by qty")]
@@ -480,7 +480,7 @@ def test_a_failed_run_is_not_produced_after_a_newer_one(own: Shop) -> None:
 
 
 def test_a_run_that_is_overtaken_while_it_works_publishes_nothing(own: Shop) -> None:
-    """It began first, and is slower than the run that began after it."""
+    """It began first, but is slower than the run that began after it."""
     own.write("project.yml", ONE_PIPELINE)
     own.write(
         "pipelines/daily/total.py",
@@ -513,7 +513,7 @@ def test_a_run_that_is_overtaken_while_it_works_publishes_nothing(own: Shop) -> 
 
 
 def test_upgraded_tables_keep_the_newer_run_too(one: Shop) -> None:
-    """Their facts don't say yet that a run has replaced all that was there."""
+    """Their facts don't yet say that a run has replaced everything."""
     first, second = one.outs("daily")
     sql(one.store, "update chunkfact set replaces = null")
     sql(one.store, "update datastatus set status = 'RESUBMIT' where dataid = :d", d=first)

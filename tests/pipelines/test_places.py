@@ -77,7 +77,7 @@ def good(verdicts: list[Result | DataflowError]) -> list[Result]:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    """A project with a source and two pipelines, the second of which reads what the first makes."""
+    """A project with a source and two pipelines; the second reads what the first produces."""
     root = tmp_path / "shop"
     (root / "sources").mkdir(parents=True)
     (root / "sources" / "orders.csv").write_text("id,day,price\n1,2026-01-02,2.5\n2,,3\n")
@@ -110,7 +110,7 @@ def chunk_of(store: Store, dataid: str, job: str = "daily", out: str = "sums") -
 
 @pytest.fixture
 def lite(sqlite_url: str) -> Iterator[Store]:
-    """Tables on SQLite that tell what was appended to a file."""
+    """Tables on SQLite that record what was appended to a file."""
     made = open_store(sqlite_url)
     made.init()
     yield made
@@ -350,7 +350,7 @@ def test_two_processes_append_and_a_third_reads_whole_lines(tmp_path: Path, lite
 
 
 class Doom:
-    """Kills the process at the n-th call that changes a file or tells the tables of it.
+    """Kills the process at the n-th call that changes a file or informs the tables.
 
     Of what it writes then, half is written.
     """
@@ -378,7 +378,7 @@ class Doom:
 
 
 def in_a_child(work: Callable[[], Any], doom: Doom) -> bool:
-    """Do some work in a process of its own, which is killed on the way; whether it got through."""
+    """Do some work in a separate process that is killed on the way; return whether it finished."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, from Python 3.12 on
         pid = os.fork()
@@ -541,7 +541,7 @@ def committed(store: Store) -> int:
 
 
 COMMIT = 4
-"""The call of an append to a file that is there by which the tables are told of it."""
+"""The call of an append to an existing file that informs the tables."""
 
 
 def test_uncommitted_bytes_are_cut_off(store: Store, tmp_path: Path) -> None:
@@ -706,7 +706,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, store: Store) -> "Shop
 
 
 class Shop:
-    """A database of its own, and a person's hands in it."""
+    """A database of its own, and a person's connection to it."""
 
     def __init__(self, store: Store, format: str, columns: dict[str, str]) -> None:
         self.store, self.format, self.columns = store, format, columns
@@ -737,7 +737,7 @@ class Shop:
 
 @pytest.fixture
 def url(sqlite_url: str) -> str:
-    """Where the tables of ours are doesn't matter here."""
+    """The database of our own tables doesn't matter here."""
     return sqlite_url
 
 

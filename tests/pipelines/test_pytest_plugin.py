@@ -1,4 +1,4 @@
-"""The pytest plugin: transformations as tests, and nothing for those who have no project."""
+"""The pytest plugin: transformations as tests, and nothing for those without a project."""
 
 import os
 import subprocess
@@ -80,7 +80,7 @@ def test_faults_of_a_pipeline_and_of_a_project_are_failures() -> None:
 
 
 def test_a_project_yml_that_nobody_named_is_left_alone() -> None:
-    """Other tools have such a file too; and pytest doesn't import pandas, or more of ours."""
+    """Other tools have such a file, too; and pytest imports neither pandas nor more of ours."""
     Path("project.yml").write_text("of: another tool")
     Path("conftest.py").write_text(
         "import sys\n"

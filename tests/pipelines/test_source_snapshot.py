@@ -1,4 +1,4 @@
-"""A run sees one version of each source, whatever is done to it meanwhile."""
+"""A run sees one version of each source, whatever happens to it meanwhile."""
 
 from collections.abc import Iterator
 from io import BytesIO
@@ -90,7 +90,7 @@ def test_a_large_file_that_spark_reads_is_refused_once_it_has_changed(
 
 
 class Unversioned(Source):
-    """Rows of which nothing tells that they have changed, such as a table's."""
+    """Rows without a version, such as a table's."""
 
     location = "there"
 

@@ -1,4 +1,4 @@
-"""What a transformation of Spark's own frames returns, however large: it isn't held in memory."""
+"""Results of Spark's own frames, however large, aren't held in memory."""
 
 import sqlite3
 import subprocess
@@ -69,7 +69,7 @@ def odf(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("place", ["output", "file", "table", "folder"])
 def test_no_row_passes_java_on_its_way_into_its_place(tmp_path: Path, place: str) -> None:
-    """With room for two megabytes of results, where 32 are made."""
+    """With room for two megabytes of results, while 32 are produced."""
     root = tmp_path / "shop"
     (root / "pipelines" / "big").mkdir(parents=True)
     (root / "project.yml").write_text(ONE)

@@ -1,4 +1,4 @@
-"""`odf validate` and `odf new`: what passes, what doesn't, and how that is told."""
+"""`odf validate` and `odf new`: what passes, what doesn't, and how that is reported."""
 
 import json
 import os
@@ -282,7 +282,7 @@ def test_a_transformation_that_the_yml_does_not_name_fails(project: Make) -> Non
 
 
 def test_changing_the_input_is_not_returning_it(project: Make) -> None:
-    """`run` changes what it gets, and even the lists in its cells: the file's own stay."""
+    """`run` changes its inputs, even the lists in their cells: the file's own stay unchanged."""
     body = (
         "expected_inputs = [{'a': [1]}]\n"
         "expected_output = [{'a': [1, 2]}]\n"
@@ -317,7 +317,7 @@ def test_changing_only_a_type_is_a_change(project: Make) -> None:
     ],
 )
 def test_expectations_are_read_in_every_form(project: Make, inputs: str, output: str) -> None:
-    """Also: the three names that the original's server puts there are there."""
+    """Also: the three names that the original's server provides exist."""
     body = f"{inputs}\nexpected_output = {output}\njson, inspect\n"
     assert run_on(body + "def run(df):\n    df['b'] = 2\n    return df\n", project()).passed
 
@@ -467,7 +467,7 @@ def test_names_with_suffixes_and_unknown_keys_are_accepted(project: Make) -> Non
 
 
 def test_projects_with_the_same_names_dont_mix(project: Make) -> None:
-    """Also what is imported late; and the process is as before."""
+    """This includes late imports; and the process is as before."""
     import tests
 
     body = (
@@ -653,7 +653,7 @@ def test_pandas_on_spark_is_refused_and_the_engines_are_named(project: Make) -> 
 
 
 def run_odf(root: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    """`odf validate` in a process of its own, whose standard input stays open."""
+    """Run `odf validate` in a separate process whose standard input stays open."""
     odf = Path(sys.executable).parent / "odf"
     ours, theirs = os.pipe()
     try:
@@ -698,7 +698,7 @@ def test_logs_are_kept_by_each_that_writes_them(project: Make) -> None:
 
 
 def test_a_log_of_nobody_goes_to_standard_error(project: Make) -> None:
-    """A handler outlives what made it; a thread, too."""
+    """A handler outlives what created it; so does a thread."""
     late = (
         "import threading, time, sys; out = sys.stdout; threading.Thread("
         "target=lambda: (time.sleep(1.5), out.write('late'))).start()"
@@ -762,7 +762,7 @@ def test_an_async_run_is_refused_in_a_line(project: Make) -> None:
 
 
 def test_an_interruption_isnt_a_failure(project: Make) -> None:
-    """Dagster's handler of a signal raises an error of its own in the middle of the code."""
+    """Dagster's signal handler raises its own error in the middle of the code."""
 
     class Interrupted(BaseException):
         pass

@@ -1,4 +1,4 @@
-"""What scripts answer: rows, metadata and checks; whether their claim holds; which code it was."""
+"""What scripts report: rows, metadata and checks; whether their claim holds; their code."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ ODF = Path(sys.executable).with_name("odf")
 
 @pytest.fixture
 def loadbob(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    """A job `loadbob` that makes `bobout` of chunk `1` of `bobin`; nothing is left in TMPDIR."""
+    """A job `loadbob` that produces `bobout` from chunk `1` of `bobin`; TMPDIR stays empty."""
     register(store, "loadbob", ["bobin"], ["bobout"])
     put(store, "bobin", "1")
     folder = tmp_path / "tmp"

@@ -37,7 +37,7 @@ def told(store: Store, **environ: str) -> dict[str, str]:
 
 
 def both(**variables: str) -> dict[str, str]:
-    """The variables, and what scripts written against H2 call them."""
+    """Return the variables, and what scripts written against H2 call them."""
     named = dict(variables)
     for name, value in variables.items():
         datasetid, _, column = name.rpartition("_")

@@ -24,7 +24,7 @@ TERM = Stop("stopped by SIGTERM")
 
 @pytest.fixture
 def loadbob(store: Store) -> Iterator[Store]:
-    """A store in which `loadbob` makes chunk 1 of `bobout`; its tables are right at the end."""
+    """A store in which `loadbob` produces chunk 1 of `bobout`; its tables are right at the end."""
     register(store, "loadbob", ["bobin"], ["bobout"])
     put(store, "bobin", "1")
     yield store
@@ -33,7 +33,7 @@ def loadbob(store: Store) -> Iterator[Store]:
 
 @pytest.fixture
 def odf(url: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start `odf run` with a script, in a group of its own; nothing of it is left."""
+    """Start `odf run` with a script, in its own process group; nothing of it is left."""
     started: list[subprocess.Popen[str]] = []
 
     def start(body: str, *words: str) -> subprocess.Popen[str]:

@@ -33,7 +33,7 @@ Make = Callable[..., Produced]
 
 @pytest.fixture
 def claim(store: Store) -> Claim:
-    """A claim of chunk 1 of `loadbob`, which makes `bobout` of `bobin`."""
+    """A claim of chunk 1 of `loadbob`, which produces `bobout` from `bobin`."""
     add_dataset(store, "bobin", hostname="here", tablename="orders")
     add_dataset(store, "bobout", hostname="there", tablename="sums")
     register(store, "loadbob", ["bobin"], ["bobout"], COLOR="red")
@@ -43,7 +43,7 @@ def claim(store: Store) -> Claim:
 
 @pytest.fixture
 def make(store: Store, claim: Claim) -> Iterator[Make]:
-    """Make the claimed chunk by a function."""
+    """Produce the claimed chunk with a function."""
     with Pulse(store, claim.owner) as pulse:
 
         def made(compute: Callable[[Chunk], Any] = lambda _: None, **more: Any) -> Produced:

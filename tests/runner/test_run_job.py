@@ -1,4 +1,4 @@
-"""Running a job's script: real scripts, on both databases; and what the original does wrong."""
+"""Running a job's script: real scripts, on both databases; and what the original gets wrong."""
 
 import json
 import os
@@ -33,7 +33,7 @@ DONE, FAILED, IDLE = Outcome(0, done=1), Outcome(1, failed=1), Outcome(0)
 
 @pytest.fixture
 def loadbob(store: Store) -> Iterator[Store]:
-    """A store in which `loadbob` makes `bobout` from `bobin`; its tables are right at the end."""
+    """A store in which `loadbob` produces `bobout` from `bobin`; its tables end up right."""
     register(store, "loadbob", ["bobin"], ["bobout"])
     yield store
     check(store)
@@ -190,7 +190,7 @@ def test_jobs_share_an_input(loadbob: Store) -> None:
 
 
 def test_settling_is_atomic(loadbob: Store) -> None:
-    """COMPAT 6: what can't be written whole isn't begun; the lease gives the chunk back."""
+    """COMPAT 6: without room for everything, nothing begins; the lease gives the chunk back."""
     put(loadbob, "bobin", "1")
     sql(loadbob, "alter table chunkfact rename to elsewhere")
     with pytest.raises(DataflowError):
@@ -218,7 +218,7 @@ def test_two_jobs_never_produce_one_chunk_at_once(loadbob: Store) -> None:
 
 
 def test_a_chunk_is_run_once_though_its_output_is_not_registered(loadbob: Store) -> None:
-    """COMPAT 9: what isn't in `dataset` is tracked too."""
+    """COMPAT 9: datasets missing from `dataset` are tracked, too."""
     put(loadbob, "bobin", "1")
 
     assert [run(loadbob), run(loadbob)] == [DONE, IDLE]

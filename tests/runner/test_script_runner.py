@@ -1,4 +1,4 @@
-"""Running scripts, with real processes: nothing here is simulated, and nothing is left running."""
+"""Running scripts, with real processes: nothing is simulated, and nothing is left running."""
 
 import json
 import os
@@ -39,7 +39,7 @@ HERE = str(Path(__file__).parents[2])
 
 @pytest.fixture
 def env() -> Iterator[dict[str, str]]:
-    """An environment that only this test's processes carry; none of them may outlive it."""
+    """An environment that marks this test's processes; none of them may outlive it."""
     mark = f"dataflow_test={uuid4()}"
     yield {"PATH": os.environ["PATH"], "PYTHONPATH": HERE, **dict([mark.split("=")])}
     left = carrying(mark)
@@ -105,7 +105,7 @@ def outcome(process: subprocess.Popen[str]) -> list:
 
 
 def wait_for(path: Path) -> str:
-    """The text of a file that a script is about to write; the writer renames it into place."""
+    """Return the text of a file that a script is writing; it renames the file into place."""
     deadline = time.monotonic() + 60
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} never came"
@@ -513,7 +513,7 @@ def test_a_daemon_that_left_the_group_is_killed(scripts, env, tmp_path, daemon):
 def test_the_child_of_a_daemon_that_ends_while_it_is_listed_is_killed(
     scripts, env, tmp_path, monkeypatch, moment
 ):
-    """Whoever ends leaves us its children, and the listing that was just made doesn't have them."""
+    """A process that ends leaves us its children, and the last listing doesn't have them."""
     inner = "setsid sh -c 'echo $$ > new; mv new inner; exec sleep 60' & "
     (tmp_path / "daemon").write_text(f"trap '' TERM; {inner} wait")
     listed = getattr(process_tree, moment)

@@ -23,7 +23,7 @@ TOGETHER = "select count(distinct owner), count(*) from claim where owner is not
 
 @pytest.fixture
 def loadbob(store: Store) -> Iterator[Store]:
-    """A store in which `loadbob` makes `bobout` from ten chunks of `bobin`, four at once."""
+    """A store in which `loadbob` produces `bobout` from ten chunks of `bobin`, four at a time."""
     register(store, "loadbob", ["bobin"], ["bobout"])
     for number in range(10):
         put(store, "bobin", str(number))
@@ -104,7 +104,7 @@ def test_a_bad_chunk_fails_alone(loadbob: Store, workers: int) -> None:
 
 
 def test_a_changed_dial_takes_effect_a_second_later(loadbob: Store) -> None:
-    """By other hands, in mid-run: the second claim takes two chunks, the third one."""
+    """Set by somebody else during the run: the second claim takes two chunks, the third one."""
     with ThreadPoolExecutor(1) as pool:
         body = "touch began$dataid; while [ ! -e go$dataid ]; do sleep 0.01; done"
         running = pool.submit(elsewhere, loadbob, body)

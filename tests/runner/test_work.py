@@ -22,7 +22,7 @@ from tests.support.store_fixtures import policy, put, register
 
 
 class Diary:
-    """Keeps what it is told."""
+    """Records what it is told."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, dict[str, Any]]] = []
@@ -35,7 +35,7 @@ class Diary:
 
 
 def claimer(store: Store, jobid: str, made: list[str]) -> JobStep:
-    """What claims a chunk and has made it."""
+    """Claims a chunk and reports it as produced."""
 
     def step(owner: str, scripts: Scripts, claimed: TellClaimed, ended: TellEnded) -> bool:
         claims = store.claim(jobid, owner=owner)

@@ -1,4 +1,4 @@
-"""What `odf serve` answers: items, statuses, and every way to be refused."""
+"""What `odf serve` answers: items, statuses, and every kind of refusal."""
 
 import json
 import re
@@ -72,7 +72,7 @@ def make_project(folder: Path) -> Path:
 
 
 class Client:
-    """A client of an application that really listens, with the token of the pipeline `live`."""
+    """A client of an application that listens on a port, with the token of pipeline `live`."""
 
     def __init__(self, store: Store, root: Path, **limits: Any) -> None:
         self.store, self.said = store, []
@@ -99,7 +99,7 @@ class Client:
         assert not self._thread.is_alive()
 
     def post(self, body: Any, *, slug: str = "live", **headers: str) -> Any:
-        """Post what is JSON already if it is bytes or text."""
+        """Post items; bytes and text are JSON already."""
         content = body if isinstance(body, bytes | str) else json.dumps(body)
         given = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         given |= {name.replace("_", "-"): value for name, value in headers.items()}
@@ -109,7 +109,7 @@ class Client:
         return self.http.get(path, headers={"Authorization": f"Bearer {self.token}"})
 
     def refused(self, body: Any, code: int, **how: Any) -> str:
-        """The one line by which a post is refused."""
+        """Return the line by which a post is refused."""
         answer = self.post(body, **how)
         assert answer.status_code == code, answer.text
         told = answer.json()
@@ -136,7 +136,7 @@ def client(store: Store, root: Path) -> Iterator[Client]:
 
 @pytest.fixture
 def lite(sqlite_url: str, root: Path) -> Iterator[Callable[..., Client]]:
-    """Makes clients on SQLite alone, with limits of their own."""
+    """Creates clients on SQLite alone, with their own limits."""
     store = open_store(sqlite_url)
     store.init()
     opened: list[Client] = []
@@ -313,7 +313,7 @@ def test_of_posts_at_once_with_one_key_one_counts(client: Client) -> None:
 
 
 def count_calls(store: Store) -> list[int]:
-    """The transactions that bring items, from now on."""
+    """The transactions that store items, from now on."""
     calls: list[int] = []
     real = store.db.transaction
 

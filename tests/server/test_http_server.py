@@ -1,4 +1,4 @@
-"""What a client can do on a connection: send as it likes, and not keep the server waiting."""
+"""What a client can do on a connection: send anything, but not keep the server waiting."""
 
 import json
 import socket
@@ -16,7 +16,7 @@ __all__ = ["lite", "root"]
 Clients = Callable[..., Client]
 
 SOON = 15
-"""Seconds: more than a busy machine takes, less than the server's own patience of 30 s."""
+"""Seconds: more than a busy machine takes, less than the server's own limit of 30 s."""
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def connected(client: Client) -> Iterator[socket.socket]:
 
 
 def head(client: Client, *lines: str, path: str = "/stream/live") -> bytes:
-    """The head of a post with the pipeline's token."""
+    """Return the head of a post with the pipeline's token."""
     told = [
         f"POST {path} HTTP/1.1",
         "Host: here",
@@ -54,7 +54,7 @@ def answer(raw: socket.socket) -> tuple[int, str]:
 
 
 def closed_while_sending(raw: socket.socket, parts: Iterable[bytes], pause: float) -> bool:
-    """Whether the server ends the connection before all is sent."""
+    """Whether the server ends the connection before everything is sent."""
     try:
         for part in parts:
             raw.sendall(part)
@@ -205,7 +205,7 @@ def posted(client: Client) -> int:
 
 
 def busy(client: Client) -> int:
-    """How many connections the server can't do without."""
+    """How many connections the server needs at least."""
     return len(client._server.server_state.tasks)
 
 

@@ -1,4 +1,4 @@
-"""What schemathesis makes of the OpenAPI document of `odf serve`: nothing answers 5xx."""
+"""schemathesis tests the OpenAPI document of `odf serve`: nothing answers 5xx."""
 
 import subprocess
 import sys

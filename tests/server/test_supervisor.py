@@ -1,4 +1,4 @@
-"""The worker beside the server is started again, whatever ends it or comes out of it."""
+"""The worker beside the server is restarted, whatever ends it and whatever it prints."""
 
 import asyncio
 import sys

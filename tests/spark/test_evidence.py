@@ -1,4 +1,4 @@
-"""Evidence: the same rows give the same fingerprint, others another, whatever their types."""
+"""Evidence: equal rows have equal fingerprints, different rows don't, for all types."""
 
 import random
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def evidence(df: DataFrame, extra: Sequence[str] = ()) -> Evidence:
 
 
 def stored(df: DataFrame, tmp_path: Path) -> tuple[Evidence, Evidence]:
-    """What is told while a frame is written to Parquet, and of what is read back."""
+    """Return the evidence of a frame while it is written to Parquet, and of what is read back."""
     seen, told = observed(df)
     path = str(tmp_path / f"p{random.random()}")
     seen.write.parquet(path)
@@ -252,7 +252,7 @@ def test_a_frame_never_written_is_reported_after_a_while(
 
 
 def test_random_rows_differ_wherever_one_value_does(spark: SparkSession) -> None:
-    """Small values of all kinds, where a hash that mixes up columns or NULLs would show."""
+    """Small values of all kinds, which reveal a hash that mixes up columns or NULLs."""
     chance = random.Random(7)
     schema = "a int, b int, c string, d array<int>, e struct<x:int,y:int>, f map<string,int>"
 

@@ -1,4 +1,4 @@
-"""Expectations: what passes, what fails and how it's told, and what is refused beforehand."""
+"""Expectations: what passes, what fails with which message, and what is refused early."""
 
 import datetime as dt
 import re
@@ -26,7 +26,7 @@ ROWS = (
 def judged(
     df: DataFrame, expect: Mapping[str, Any], last: Sequence[int] = ()
 ) -> dict[str, Checked]:
-    """What the rules say of a frame that is written, as the engine asks them."""
+    """Return the results of the rules for a frame that is written, as the engine applies them."""
     rules = rules_of(expect, ["out"])
     extra = [each for rule in rules if not rule.wrong(df) for each in rule.observes("r_")]
     seen, told = observed(df, extra)
@@ -255,7 +255,7 @@ def test_a_function_s_default_isn_t_replaced_by_the_chunk(df: DataFrame) -> None
 
 
 def test_two_rules_that_raise_on_one_expression_fail_alone(df: DataFrame) -> None:
-    """Spark would compute what they have in common once, before either could catch it."""
+    """Spark would compute their common part once, before either could catch its error."""
     rules = {"a": "cast(name as int) > 0", "b": "cast(name as int) < 9", "c": "id < 9"}
     told = judged(df, {"sql": rules, "range": {"id": (0, 9)}})
     assert {name: each.metadata["violations"] for name, each in told.items()} == {

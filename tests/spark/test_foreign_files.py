@@ -1,4 +1,4 @@
-"""Files that others put there: read as declared or like the chunk before, or refused in a line."""
+"""Files written by others: read as declared or like the chunk before, or refused in a line."""
 
 import datetime as dt
 import random
@@ -72,7 +72,7 @@ def test_a_file_in_another_encoding_is_refused_where_it_begins(copying: Line, na
 def test_the_position_of_a_byte_is_right_across_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever a block ends: within a character, too."""
+    """Wherever a block ends, even within a character."""
     good = "aé\n日本\n\nb€"
     file = tmp_path / "a.csv"
     file.write_bytes(good.encode() + b"x\xff")
@@ -258,7 +258,7 @@ def test_the_next_chunk_is_read_with_the_types_of_the_one_before(copying: Line) 
 
 
 def test_a_chunk_that_differs_from_the_one_before_is_refused(copying: Line) -> None:
-    """Also by a job that takes only what hasn't changed, or that casts it."""
+    """Also by a job that takes only unchanged schemas, or that casts them."""
     arrive(copying, "1", "id,zip\n1,12345\n")
     arrive(copying, "2", "id,zip\n2,K1A\n")
     arrive(copying, "3", "id,zip,more\n2,12346,x\n")
@@ -372,7 +372,7 @@ COLUMNS = (
 def test_any_value_comes_back_as_it_was_or_is_refused(
     line: Line, spark: SparkSession, format: str, zone: str
 ) -> None:
-    """Four thousand rows at random: those that a format can't hold fail alone."""
+    """Four thousand random rows: those that a format can't hold fail alone."""
     line.job("write", "seed", "written")
     line.job("again", "written", "more")
     sql(line.store, "update dataset set format = :f where datasetid = 'written'", f=format)
@@ -452,7 +452,7 @@ def test_reading_with_pandas_refuses_the_same_files(tmp_path: Path) -> None:
 
 
 def test_options_are_of_others_files_only(copying: Line) -> None:
-    """What a job writes tells itself how it is to be read."""
+    """Files that a job writes describe how they are to be read."""
     add_dataset(copying.store, "copied", format="csv", options='{"delimiter": ";"}')
     copying.job("more", "copied", "again")
     arrive(copying, "1", "id,name\n1,a;b\n")

@@ -61,7 +61,7 @@ def refused(work, kind=DataflowError):
 
 @pytest.fixture
 def tell(postgres_url: str, tmp_path: Path) -> Any:
-    """Run some lines in such a process; a person's connection to the same database."""
+    """Run some lines in such a process; with a person's connection to the same database."""
     info = conninfo_to_dict(postgres_url)
     direct = f"jdbc:postgresql://{info['host']}:{info['port']}/{info['dbname']}"
     events = tmp_path / "events"

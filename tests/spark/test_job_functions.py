@@ -1,4 +1,4 @@
-"""What a function of DataFrames is given, and how one is named on a command line."""
+"""What a function of DataFrames receives, and how one is named on a command line."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Places without a rename to rely on: versions that the tables name, and pointers for others."""
+"""Places without reliable renames: versions that the tables name, and pointers for others."""
 
 import json
 import os
@@ -41,7 +41,7 @@ from tests.support.store_fixtures import close, expire, register, sql, take
 
 @pytest.fixture
 def line(store: Store, tmp_path: Path) -> Store:
-    """A job `load` that makes `out`, in a place without renames, of `src`."""
+    """A job `load` that produces `out`, in a place without renames, from `src`."""
     register(store, "load", ["src"], ["out"])
     add_dataset(store, "out", hostname=f"remote+file://{tmp_path}/out")
     operations.ready(store, "src", ["1", "2", "a/b", "x: 100%"])
@@ -65,7 +65,7 @@ def ours(store: Store, claim: Claim) -> Any:
 
 
 def written(dataid: str, generation: int, text: str) -> StagedRemote:
-    """A version that is there, without Spark."""
+    """Write a version without Spark."""
     staged = StagedRemote(None, place("csv"), dataid, generation)
     folder = staged.path.removeprefix("file://")
     os.makedirs(folder)
@@ -76,7 +76,7 @@ def written(dataid: str, generation: int, text: str) -> StagedRemote:
 
 
 def made(store: Store, dataid: str, text: str) -> str:
-    """A chunk that is READY; where it is."""
+    """Publish a READY chunk; return its location."""
     [claim] = take(store, "load", only=dataid)
     staged = written(dataid, claim.generation, text)
     location = staged.show(ours(store, claim))
@@ -393,7 +393,7 @@ def test_a_place_without_java_classes_is_refused_in_one_line(spark: Any) -> None
 
 def test_a_session_of_connect_is_refused_where_hadoop_is_needed() -> None:
     class Connect:
-        """As a session of Spark Connect is: without a Java of its own."""
+        """Like a Spark Connect session: without its own Java."""
 
     with pytest.raises(Refused, match="a Spark Connect session can't manage"):
         HadoopFiles(Connect(), ObjectStore("x", "s3a://b/p", "parquet"))  # type: ignore[arg-type]

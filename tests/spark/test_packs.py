@@ -1,4 +1,4 @@
-"""Everybody reads chunks that the version before packed; unpacked, Spark finds the same rows."""
+"""Packed chunks of the previous version are readable; unpacked, Spark finds the same rows."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ WRITTEN = ["spark_zoned_int96", "spark_local_timestamp_micros"]
 
 @pytest.fixture(params=WRITTEN)
 def packed(line: Line, request: pytest.FixtureRequest) -> tuple[Line, list[dict[str, Any]]]:
-    """Two chunks in one pack, and what is known of them."""
+    """Two chunks in one pack, and their facts."""
     line.job("copy", "numbers", "copies")
     line.job("more", "copies", "after")
     for dataid in ("1", "a/b"):
@@ -33,7 +33,7 @@ def packed(line: Line, request: pytest.FixtureRequest) -> tuple[Line, list[dict[
 
 
 def evidence(df: Any) -> Any:
-    """Rows, fingerprint and the rest, as `facts.json` has them."""
+    """Return rows, fingerprint and the rest, as `facts.json` has them."""
     frame, taken = observed(df)
     frame.write.format("noop").mode("overwrite").save()
     return json.loads(json.dumps(taken(), default=str))

@@ -1,4 +1,4 @@
-"""A database that asks for a password: it's decrypted when needed, and nowhere to be read."""
+"""A database that requires a password: decrypted when needed, and readable nowhere."""
 
 import logging
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ SECRET = "tr0ub4dor&3 'quoted\" \\ =%"
 
 @pytest.fixture
 def guarded(postgres_server: Server, postgres_url: str) -> Iterator[psycopg.Connection]:
-    """A database with a role that has to tell its password."""
+    """A database with a role that needs a password."""
     rules = postgres_server.folder / "data" / "pg_hba.conf"
     before = rules.read_text()
     rules.write_text(f"host all asked 127.0.0.1/32 scram-sha-256\n{before}")

@@ -1,4 +1,4 @@
-"""The session of Spark: what it is made with, on which Java, and what is left when it is over."""
+"""The Spark session: its settings, its Java, and what is left when it has ended."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ TOOLS = ["bash", "sh", "env", "dirname", "basename", "uname", "ps", "cat", "head
 
 
 def conf(argument: dict[str, Any] | None = None, **environ: str) -> dict[str, str]:
-    """What a session is made with, by dataflow.properties here and this environment."""
+    """Return the settings of a session, from dataflow.properties here and this environment."""
     return spark_conf(load_settings(None, environ), argument, environ)
 
 
@@ -41,7 +41,7 @@ def properties(**keys: str) -> None:
 
 
 def python(code: str, timeout: float = 100, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a process of its own, which pytest's imports don't help."""
+    """Run code in a separate process, without pytest's imports."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}
     return subprocess.run(
         [sys.executable, "-c", code],
@@ -168,7 +168,7 @@ def test_a_driver_binds_to_the_loopback_unless_others_must_reach_it(
 
 
 def fake_java(folder: Path, version: str) -> Path:
-    """A `java` that says it is of this version, and its home folder."""
+    """Create a `java` that claims this version; return its home folder."""
     path = folder / f"java-{version}" / "bin" / "java"
     path.parent.mkdir(parents=True)
     path.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
@@ -530,7 +530,7 @@ def test_an_error_of_sql_is_raised_and_not_printed(
 
 
 def slow(session: "SparkSession", tasks: int = 12, seconds: float = 0.5) -> Any:
-    """A frame of so many tasks, each of which takes so long."""
+    """A frame of so many tasks, each of which takes this long."""
 
     def sleep(frames: Iterator[Any]) -> Iterator[Any]:
         time.sleep(seconds)

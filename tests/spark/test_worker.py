@@ -313,7 +313,7 @@ def test_values_that_sqlite_would_change_are_refused(
 def test_a_table_format_without_its_jars_says_so_and_takes_rows_of_the_chunk_only(
     line: Line, spark: SparkSession, format: str
 ) -> None:
-    """All that can be tested of them without their jars."""
+    """Everything that can be tested without their jars."""
     line.dataset("lake", hostname=str(line.folder / "lake"), format=format, chunkcolumn="day")
     line.job("fill", "numbers", "lake")
     put(line.store, "numbers", "mon")
@@ -574,7 +574,7 @@ def test_an_input_whose_files_are_gone_fails_with_the_way_out(doubling: Line) ->
 def test_an_input_replaced_while_it_is_read_fails_the_chunk(
     line: Line, spark: SparkSession, batch: int
 ) -> None:
-    """By somebody whose publish isn't settled yet: the tables still tell of the old one."""
+    """By somebody whose publish isn't settled yet: the tables still name the old chunk."""
     line.job("copy", "numbers", "copies")
     line.job("double", "copies", "doubled")
     line.arrive("numbers", _1=numbers(spark, 1, 2, 3), _2=numbers(spark, 4))
@@ -653,7 +653,7 @@ def test_the_dial_says_how_many_chunks_go_through_one_job(
     given: int | None,
     sizes: list[int],
 ) -> None:
-    """It never changes what a function gets that wasn't written for batches."""
+    """Batches never change what a function receives that wasn't written for them."""
     line.job("copy", "numbers", "copies")
     line.job("many", "copies", "batched")
     for at in range(7):
@@ -900,7 +900,7 @@ def test_rows_are_compared_with_the_chunks_of_the_same_batch(
 
 @pytest.fixture
 def mixed(line: Line, spark: SparkSession) -> Line:
-    """Chunks that Spark wrote, whose schemas take turns."""
+    """Chunks written by Spark, with alternating schemas."""
     line.job("copy", "numbers", "copies")
     line.job("many", "copies", "batched")
     for at in range(1, 5):
@@ -1169,7 +1169,7 @@ def folder_and_table(numbers: DataFrame, day: str = "1", v: int = 1) -> dict[str
 
 
 def of_table(line: Line, request: pytest.FixtureRequest, text: str) -> list[tuple]:
-    """What a person asks the database with the table, which isn't that of the line."""
+    """Query the database with the table, which isn't the line's own."""
     if "sqlite" in request.node.callspec.id:
         with sqlite3.connect(line.folder.parent / "shop.db") as person:
             found = person.execute(text).fetchall()
@@ -1237,7 +1237,7 @@ def through(line: Line) -> Line:
 
 
 def copied_as(through: Line, format: str, df: DataFrame) -> None:
-    """Let `copies` have these rows in a format, and `more` what is read of them."""
+    """Write these rows to `copies` in a format, and produce `more` from them."""
     sql(through.store, "update dataset set format = :f where datasetid = 'copies'", f=format)
     put(through.store, "texts", "1")
     through.run("copy", lambda spark: df)
@@ -1273,7 +1273,7 @@ def test_a_large_csv_with_line_breaks_has_as_many_rows_as_were_written(
 
 
 def spied(parts: list) -> Any:
-    """The options of a reader, which tell whether a file is read by one task."""
+    """Return the options of a reader, which show whether one task reads a file."""
     from opendataflow_dagster.spark.chunk_files import _reader_options
 
     def options(kind: str, path: str, note: Any) -> dict[str, str]:
@@ -1359,7 +1359,7 @@ def test_values_that_a_format_would_change_are_refused_in_one_line(
 def test_old_times_come_back_to_the_microsecond(
     through: Line, spark: SparkSession, format: str
 ) -> None:
-    """Before clocks were set by zones, they were minutes and seconds away from UTC."""
+    """Before standard time zones, clocks were minutes and seconds away from UTC."""
     spark.conf.set("spark.sql.session.timeZone", "Europe/Paris")
     times = [
         "1900-01-01 00:00:00.000001",

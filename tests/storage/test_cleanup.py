@@ -1,4 +1,4 @@
-"""`odf clean`: what crashes left goes, what is being written stays, and a lost chunk comes back."""
+"""`odf clean`: leftovers of crashes are removed, running writes stay, lost chunks come back."""
 
 import json
 import os
@@ -27,7 +27,7 @@ POINTS = ["before", "during", "written", "shown"]
 
 @pytest.fixture
 def line(store: Store, tmp_path: Path) -> Store:
-    """A job `load` that makes `out`, a folder, of `src`."""
+    """A job `load` that produces `out`, a folder, from `src`."""
     register(store, "load", ["src"], ["out"])
     add_dataset(store, "out", hostname=str(tmp_path / "out"), format="csv")
     operations.ready(store, "src", ["1", "2", "a/b"])
@@ -59,7 +59,7 @@ def made(store: Store, root: Path, dataid: str, text: str = "v\n1\n") -> Claim:
 
 
 def killed(root: Path, dataid: str, generation: int, point: str) -> None:
-    """Publish in a process that is killed at a point of it."""
+    """Publish in a process that is killed at a given point."""
     code = f"""
 import os, signal, sys
 from pathlib import Path

@@ -38,7 +38,7 @@ ODD = ["1", "2", "10", "a/b", "a b", "a%2Fb", "日本", "x#y", '"']
 
 @pytest.fixture
 def line(store: Store, tmp_path: Path) -> Store:
-    """A job `load` that makes `out`, a folder of Parquet, of `src`; `use` reads `out`."""
+    """A job `load` that produces `out`, a folder of Parquet, from `src`; `use` reads `out`."""
     register(store, "load", ["src"], ["out"])
     register(store, "use", ["out"], ["end"])
     add_dataset(store, "out", hostname=str(tmp_path / "out"))
@@ -61,7 +61,7 @@ def odf(store: Store, *words: str) -> Result:
 
 
 def table(number: int, rows: int = 10) -> pa.Table:
-    """Rows of which each tells its chunk, so that a mixture shows."""
+    """Rows that each name their chunk, so that a mixture shows."""
     return pa.table(
         {
             "n": pa.array([number] * rows, pa.int64()),
@@ -93,7 +93,7 @@ def made(store: Store, dataid: str, *tables: pa.Table, **note: Any) -> Claim:
 
 
 def content(store: Store, dataid: str) -> pa.Table:
-    """A chunk as it is read by what the tables tell."""
+    """Read a chunk as the tables say."""
     [(location,)] = sql(
         store,
         "select f.location from chunkfact f join datastatus s on s.datasetid = f.datasetid "

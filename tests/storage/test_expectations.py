@@ -1,4 +1,4 @@
-"""What a flow expects of a chunk: where a job has written something, and how many rows."""
+"""What a flow expects of a chunk: that the job wrote it, and how many rows."""
 
 import sqlite3
 from pathlib import Path

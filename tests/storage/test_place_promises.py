@@ -40,7 +40,7 @@ Confirm = Callable[[], None]
 
 
 def frame_of(number: int, dataid: str = "1") -> pd.DataFrame:
-    """Rows of which each has the number, so that a mixture shows."""
+    """Rows that each have the number, so that a mixture shows."""
     return pd.DataFrame(
         {"chunk": [dataid] * ROWS, "n": [number] * ROWS, "text": [f"é, {number}"] * ROWS}
     )
@@ -82,7 +82,7 @@ class FolderPlace:
 
 
 class VersionsPlace(FolderPlace):
-    """A place without renames: what Spark would write into a version is written by pandas."""
+    """A place without renames: pandas writes what Spark would write into a version."""
 
     def __init__(self, request: pytest.FixtureRequest, root: Path) -> None:
         self.columns = {"hostname": f"remote+file://{root}/out", "format": "parquet"}
@@ -243,7 +243,7 @@ def cases(promise: str) -> Any:
 
 @pytest.fixture
 def store(sqlite_url: str) -> Any:
-    """The tables; which database keeps them is another suite's matter."""
+    """The tables; another suite tests both databases."""
     store = open_store(sqlite_url)
     store.init()
     yield store
@@ -252,7 +252,7 @@ def store(sqlite_url: str) -> Any:
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest, store: Store, tmp_path: Path) -> Any:
-    """A place, registered as the dataset `out`, which the job `load` makes of `src`."""
+    """A place, registered as the dataset `out`, which the job `load` produces from `src`."""
     found = PLACES[request.param](request, tmp_path)
     register(store, "load", ["src"], ["out"])
     add_dataset(store, "out", **found.columns)
@@ -347,7 +347,7 @@ def test_missing_data_is_noticed(store: Store, place: Any) -> None:
 
 
 def is_seen_as_gone(store: Store, place: Any) -> bool:
-    """Whether `odf drift` or `odf why` says that the data of chunk 1 isn't in its place."""
+    """Whether `odf drift` or `odf why` reports that the data of chunk 1 is missing."""
     if any(misplaced(store, "out", place.columns)):
         return True
     told = str(explain(store, "load", "1", look=look_at))

@@ -75,7 +75,7 @@ def nothing() -> None:
 
 
 def filled(text: str) -> Callable[[str], dict[str, Any]]:
-    """A writer of two files of the same text: a reader can tell a mixture."""
+    """Return a writer of two files with the same text: a reader can detect a mixture."""
 
     def write(folder: str) -> dict[str, Any]:
         for name in ("part-0.csv", "part-1.csv"):
@@ -94,7 +94,7 @@ def texts(path: str) -> list[str]:
 
 @pytest.fixture
 def stores(tmp_path: Path) -> Iterator[tuple[Store, Store]]:
-    """Two stores with the same dataset: `load` of the first makes it, `use` of the second reads."""
+    """Two stores with one dataset: `load` of the first writes it, `use` of the second reads it."""
     made = [open_store(f"sqlite:///{tmp_path}/{name}.db") for name in ("first", "second")]
     for store in made:
         store.init()
@@ -108,7 +108,7 @@ def stores(tmp_path: Path) -> Iterator[tuple[Store, Store]]:
 
 
 def load_one(store: Store, value: int, job: str = "load") -> Chunk:
-    """Make chunk 1 of `shared` again, and settle it."""
+    """Produce chunk 1 of `shared` again, and settle it."""
     put(store, "shared", "1", "RESUBMIT", jobid=job)
     chunk = claim_one(store, job)
     told = publish(store, chunk.outputs["shared"], chunk, pd.DataFrame({"n": [value]}))
@@ -263,7 +263,7 @@ def test_an_older_generation_replaces_no_newer_one(tmp_path: Path) -> None:
 
 
 def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a file system that has none."""
+    """As in a file system without locks."""
 
     def flock(*_: Any) -> None:
         raise OSError(95, "Operation not supported")
@@ -560,13 +560,13 @@ BOTH = pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
 
 @pytest.fixture
 def url(request: pytest.FixtureRequest) -> str:
-    """SQLite, unless a test runs on both: what is here knows no dialect."""
+    """SQLite, unless a test runs on both: this module doesn't depend on the dialect."""
     return request.getfixturevalue(f"{getattr(request, 'param', 'sqlite')}_url")
 
 
 @pytest.fixture
 def line(store: Store, tmp_path: Path) -> Store:
-    """A job `loadbob` that makes `bobout`, a folder, of `bobin`, of which chunk 1 is READY."""
+    """A job `loadbob` that produces `bobout`, a folder, from `bobin`, whose chunk 1 is READY."""
     add_dataset(store, "bobin", hostname=str(tmp_path))
     add_dataset(store, "bobout", hostname=str(tmp_path / "out"))
     register(store, "loadbob", ["bobin"], ["bobout"])
@@ -740,7 +740,7 @@ def test_the_output_of_a_script_is_found_by_its_name(
 def table(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> Iterator[tuple[Store, Callable[..., list[tuple]]]]:
-    """A job that makes `orders`, a table of either kind split by `day`; and SQL on it."""
+    """A job that produces `orders`, a table of either kind split by `day`; and SQL on it."""
     store = open_store(f"sqlite:///{tmp_path / 'odf.db'}")
     store.init()
     if request.param == "sqlite":
@@ -867,7 +867,7 @@ def test_two_publishes_of_a_new_chunk_of_a_table_dont_double_it(table: Any) -> N
     threads: list[Thread] = []
 
     def second() -> None:
-        """Begin another publish while the first one's rows are written and not committed."""
+        """Begin another publish while the first one's rows are written but not committed."""
         threads.append(Thread(target=lambda: Rows(target, "new").replace(ORDERS, nothing)))
         threads[0].start()
         time.sleep(0.2)

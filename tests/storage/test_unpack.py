@@ -1,4 +1,4 @@
-"""Chunks that the version before packed: read, counted, and unpacked; killed anywhere, whole."""
+"""Chunks packed by the previous version: read, counted, unpacked; complete after any kill."""
 
 import json
 import os
@@ -28,7 +28,7 @@ __all__ = ["hurried", "line"]  # fixtures
 
 @pytest.fixture
 def packed(line: Store) -> dict[str, dict]:
-    """What is known of each of the packed chunks of `out`."""
+    """Return the facts of each packed chunk of `out`."""
     chunks = put_packed(line, "load", "out", Path.cwd() / "out", "arrow")
     return {chunk["dataid"]: chunk for chunk in chunks}
 

@@ -1,4 +1,4 @@
-"""The catalog: what is registered, which datasets share their chunks, and the copy that is kept."""
+"""The catalog: what is registered, which datasets share their chunks, and the saved copy."""
 
 import logging
 from pathlib import Path

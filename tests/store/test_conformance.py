@@ -44,7 +44,7 @@ def ids(claims: list[Claim]) -> list[str]:
 
 
 def one(store: Store, jobid: str = "job", owner: str = "worker", **more: object) -> Claim:
-    """The one chunk that there is to claim."""
+    """Claim the only chunk that can be claimed."""
     [claim] = take(store, jobid, owner, **more)
     return claim
 
@@ -777,7 +777,7 @@ def test_resubmit_of_a_producer_stops_its_consumers_until_it_is_ready(store: Sto
 
 
 def test_a_chunk_made_ready_by_hand_while_its_producer_fails_is_readable(store: Store) -> None:
-    """A person marks as READY what a running job is about to fail on: its readers must hear."""
+    """A person marks as READY what a running job is about to fail on: its readers must notice."""
     register(store, "first", ["a"], ["b"])
     register(store, "second", ["b"], ["c"])
     put(store, "a", "1")
@@ -1036,7 +1036,7 @@ def test_truncate_on_postgresql_is_followed(postgres_url: str) -> None:
 def test_triggers_that_were_off_cost_a_retry_and_no_double_claim(
     store: Store, row: tuple[str, str, str] | None, k: int
 ) -> None:
-    """The queue says that 0 and 00 may be claimed, and datastatus that they may not."""
+    """The queue says that 0 and 00 may be claimed, but datastatus says that they may not."""
     simple(store, "1", "2", "3")
     for dataid in ("0", "00"):
         if row:
@@ -1056,7 +1056,7 @@ def test_triggers_that_were_off_cost_a_retry_and_no_double_claim(
 
 
 def test_a_finish_settles_only_what_its_claim_wrote(store: Store) -> None:
-    """A row of the same job and chunk that another hand made RUNNING isn't its to end."""
+    """A row of the same job and chunk that somebody else made RUNNING isn't its own to end."""
     simple(store, "1")
     claim = one(store)
     register(store, "job", [], ["c", "d"])
@@ -1153,7 +1153,7 @@ def test_an_output_removed_while_a_chunk_runs_does_not_stay_running(store: Store
 def test_a_key_taken_by_another_lock_of_the_job_doesnt_hold_up_the_others(
     store: Store, datasetid: str, locktype: str | None, word: str | None
 ) -> None:
-    """A row of the time when the job read what it now writes, or wrote what it now reads."""
+    """A row from when the job read what it now writes, or wrote what it now reads."""
     simple(store, "1", "2")
     put(store, datasetid, "1", word, jobid="job", locktype=locktype)
     check(store)
@@ -1232,7 +1232,7 @@ def test_ids_of_the_greatest_length_are_kept(store: Store) -> None:
 
 
 def test_a_signature_does_not_leak_to_other_writers(store: Store) -> None:
-    """What one transaction tells of itself ends with it."""
+    """A transaction's signature ends with it."""
     simple(store, "1", "2")
 
     def interrupted() -> None:

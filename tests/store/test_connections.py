@@ -1,4 +1,4 @@
-"""Connections that nobody closes by hand: they end in order, and no driver warns of them."""
+"""Connections that nobody closes explicitly end in order, without warnings of the drivers."""
 
 import gc
 import os
@@ -25,7 +25,7 @@ from tests.support.store_fixtures import close, connect, put, register, sql, sta
 
 @pytest.fixture
 def warnings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What is raised where nobody can catch it, as by a connection that is deleted while open."""
+    """Errors raised where nobody can catch them, as by a connection that is deleted while open."""
     found: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda hint: found.append(hint.exc_value))
     yield found
@@ -116,7 +116,7 @@ Few = Callable[[int], str]
 
 @pytest.fixture
 def owner(postgres_url: str) -> Iterator[Store]:
-    """A store of somebody whose connections nothing limits."""
+    """A store without a limit on its connections."""
     made = open_store(postgres_url)
     made.init()
     register(made, "job", ["a"], ["b"])
@@ -126,7 +126,7 @@ def owner(postgres_url: str) -> Iterator[Store]:
 
 @pytest.fixture
 def few(owner: Store, postgres_url: str) -> Iterator[Few]:
-    """Makes the url of a role that gets so many connections at once."""
+    """Creates the URL of a role with a limited number of connections."""
     name = f"few_{conninfo_to_dict(postgres_url)['dbname']}"
 
     def make(count: int) -> str:

@@ -10,7 +10,7 @@ from tests.support.store_fixtures import register, sql
 
 
 def executions(store: Store, jobid: str) -> list[str | None]:
-    """What the changes of a job's outputs belong to, in their order."""
+    """Return the executions of the changes of a job's outputs, in order."""
     events = [each for each in events_after(store, None)[0] if each.locktype == "OUT"]
     return [event.execution for event in events if event.jobid == jobid]
 

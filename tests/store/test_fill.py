@@ -36,7 +36,7 @@ MANY = 1200
 
 @pytest.fixture
 def full(store: Store) -> Store:
-    """Many chunks of `a`, none of which a job knows."""
+    """Many chunks of `a` that no job knows."""
     many(store, "a", MANY)
     return store
 
@@ -56,7 +56,7 @@ def many(store: Store, datasetid: str, count: int, jobid: str = "loader") -> Non
 
 @contextmanager
 def person(store: Store) -> Iterator[psycopg.Connection]:
-    """A person's transaction that stays open, and is taken back if nobody commits it."""
+    """A person's transaction that stays open, and is rolled back unless committed."""
     connection = connect(store)
     connection.autocommit = False
     try:

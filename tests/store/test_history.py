@@ -1,4 +1,4 @@
-"""History: complete whoever writes, and read by a cursor that misses nothing."""
+"""History: complete for every writer, and read by a cursor that misses nothing."""
 
 import threading
 import time

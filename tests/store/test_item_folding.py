@@ -38,7 +38,7 @@ def send(store: Store, count: int, key: str | None = None) -> list[str]:
 
 
 def work(store: Store, jobid: str = "orders", out: str = "sold", **fact: Any) -> list[str]:
-    """Finish all that may be claimed; which chunks."""
+    """Finish everything that may be claimed; return the chunks."""
     claims = take(store, jobid, k=99)
     if claims:
         store.finish(claims, [Fact(out, each.dataid, rows=1, **fact) for each in claims])
@@ -53,7 +53,7 @@ def work(store: Store, jobid: str = "orders", out: str = "sold", **fact: Any) ->
 
 
 def age(store: Store) -> None:
-    """Let all that is there have come and been finished ten days ago."""
+    """Age all items: they arrived and finished ten days ago."""
     for table, column in (
         ("streamitem", "received"),
         ("chunkfact", "at"),

@@ -38,7 +38,7 @@ def load(store: Store) -> Store:
 
 
 def done(store: Store, jobid: str, *dataids: str) -> None:
-    """Let a job make chunks."""
+    """Let a job produce chunks."""
     for dataid in dataids:
         [claim] = take(store, jobid, only=dataid)
         store.finish(claim)
@@ -284,7 +284,7 @@ def test_a_plan_changes_nothing(load: Store) -> None:
 
 @pytest.fixture
 def chain(load: Store) -> Store:
-    """load → report → mail, and load → stats; `apart` reads none of it; `back` closes a circle."""
+    """load → report → mail, and load → stats; `apart` reads none of it; `back` closes a cycle."""
     register(load, "report", ["b"], ["d"])
     register(load, "mail", ["d", "today"], ["e"])
     register(load, "stats", ["c", "b"], ["f"])
@@ -629,7 +629,7 @@ def java_claims(store: Store, dataid: str) -> None:
 
 
 def age(store: Store, dataid: str, hours: int) -> None:
-    """Let what happened to a chunk have happened so long ago."""
+    """Let what happened to a chunk have happened this long ago."""
     if store.db.dialect == "sqlite":
         when = f"strftime('%Y-%m-%d %H:%M:%f', 'now', '-{hours} hours')"
     else:

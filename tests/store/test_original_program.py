@@ -30,7 +30,7 @@ from tests.support.store_fixtures import (
 
 @pytest.fixture
 def shared(postgres_url: str) -> Iterator[Store]:
-    """A database that the original made, upgraded: `job` reads a and b, and writes c."""
+    """A database of the original, upgraded: `job` reads a and b, and writes c."""
     store = open_store(postgres_url)
     with connect(store) as connection:
         connection.execute(DDL)

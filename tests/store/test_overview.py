@@ -1,4 +1,4 @@
-"""How things stand: rows in natural order, counts by the database, squares."""
+"""The state of jobs: rows in natural order, counts by the database, squares."""
 
 import time
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""Runs of pipelines that are begun every so many minutes, and chunks that are offered by name."""
+"""Pipeline runs started by `every_minutes`, and chunks that are offered by name."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -37,14 +37,14 @@ from tests.support.store_fixtures import (
 
 @pytest.fixture
 def daily(store: Store) -> Store:
-    """A pipeline `daily` that waits for no other, and writes `sums` every five minutes."""
+    """A pipeline `daily` without upstream inputs, which writes `sums` every five minutes."""
     register(store, "daily", [], ["sums"])
     policy(store, "daily", every_minutes=5)
     return store
 
 
 def ago(store: Store, minutes: float) -> str:
-    """The dataid of a run that began so many minutes ago."""
+    """Return the dataid of a run that began so many minutes ago."""
     moment = datetime.fromtimestamp(store.now(), UTC) - timedelta(minutes=minutes)
     return moment.strftime(RUN_NAME_FORMAT)[:-4] + "Z"
 

@@ -72,7 +72,7 @@ def test_each_runner_works_on_its_own_schema(
 
 
 def drain(stores: list[Store], while_at_it: Callable[[], None] = lambda: None) -> None:
-    """A runner for each store, side by side, until nothing can be claimed."""
+    """Run a runner for each store in parallel, until nothing can be claimed."""
     start = threading.Barrier(len(stores) + 1)
     errors: list[BaseException] = []
 
@@ -100,7 +100,7 @@ def drain(stores: list[Store], while_at_it: Callable[[], None] = lambda: None) -
 
 
 def assert_each_did_its_own(postgres_url: str) -> None:
-    """Every chunk of each schema was made and signed by the runner of that schema, once."""
+    """Every chunk of each schema was produced and signed by that schema's runner, once."""
     for offset, schema in enumerate(SCHEMAS):
         store = open_store(postgres_url, schema=schema)
         with store.db.reading():
@@ -139,7 +139,7 @@ def test_tables_are_made_and_changed_through_the_pool(
 
 
 def test_a_session_of_the_pool_is_left_as_it_was(pool: Pool, postgres_url: str) -> None:
-    """Other programs use it next, among them older ones and those of Java."""
+    """Other programs use it next, including older ones and Java's."""
     look = (
         "select name, setting from pg_settings "
         "where source = 'session' and name <> 'application_name'"  # which pgbouncer sets

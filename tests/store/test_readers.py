@@ -1,4 +1,4 @@
-"""A chunk isn't made again while a claim reads it; a claim whose input changed ends in RESUBMIT."""
+"""A chunk isn't produced again while it is read; a changed input ends in RESUBMIT."""
 
 import pytest
 
@@ -28,7 +28,7 @@ __all__ = ["store", "url"]
 
 @pytest.fixture
 def chain(store: Store) -> Store:
-    """`up` makes a, `down` reads it: a/1 is READY with a fingerprint."""
+    """`up` produces a, `down` reads it: a/1 is READY with a fingerprint."""
     register(store, "up", [], ["a"])
     register(store, "down", ["a"], ["b"])
     put(store, "a", "1", "PENDING", jobid="up")
@@ -37,7 +37,7 @@ def chain(store: Store) -> Store:
 
 
 def make(store: Store, jobid: str, fingerprint: str | None = None) -> int:
-    """Let a job make chunk 1 of its output; the generation."""
+    """Let a job produce chunk 1 of its output; return the generation."""
     [claim] = take(store, jobid)
     output = store.plan(jobid).outputs[0]
     store.finish(claim, [Fact(output, "1", fingerprint=fingerprint)])
@@ -45,7 +45,7 @@ def make(store: Store, jobid: str, fingerprint: str | None = None) -> int:
 
 
 def anew(store: Store, fingerprint: str | None = None) -> None:
-    """Make a/1 again under its readers' hands."""
+    """Produce a/1 again while it is being read."""
     put(store, "a", "1", "RESUBMIT", jobid="up")
     claim = force(store, "up", "1", owner="force")
     store.finish(claim, [Fact("a", "1", fingerprint=fingerprint)])

@@ -1,4 +1,4 @@
-"""The past: what was registered at a moment, how it changed, and what `odf why --at` answers."""
+"""The past: what was registered at a given time, its changes, and what `odf why --at` says."""
 
 import json
 import time
@@ -28,7 +28,7 @@ D = "2026-03-01"
 
 
 def now() -> datetime:
-    """A moment after all that was done, and before all that comes."""
+    """Return a time after everything so far, and before everything later."""
     time.sleep(0.003)
     found = datetime.now(UTC)
     time.sleep(0.003)
@@ -91,7 +91,7 @@ def test_a_job_as_a_whole_is_judged_by_the_past_too(store: Store) -> None:
 
 
 def test_a_reader_locks_by_the_place_of_that_time(store: Store) -> None:
-    """Who reads a chunk in a place that keeps versions doesn't keep its producer away."""
+    """A reader in a place that keeps versions doesn't hold up the chunk's producer."""
     add_dataset(store, "a", hostname="remote+file:///tmp/x")
     add_job(store, "make", ["raw"], ["a"])
     add_job(store, "read", ["a"], ["b"])

@@ -1,4 +1,4 @@
-"""Registration: datasets, jobs, dials; what is refused, what is kept as it is."""
+"""Registration: datasets, jobs, dials; what is refused, and what is kept unchanged."""
 
 import json
 import os
@@ -47,7 +47,7 @@ CONTROL = ["line\nfeed", "tab\t", "a=b", "\x7f"]
 
 
 def test_the_lists_of_columns_are_those_of_the_tables(store: Store) -> None:
-    """And in the same order: SQLite's history compares texts that have them in it."""
+    """And in the same order: SQLite's history compares texts that contain them in order."""
     wanted = {"dataset": ["datasetid", *DATASET_COLUMNS], "jobpolicy": ["jobid", *DIALS]}
     page = (ROOT / "docs" / "tables.md").read_text()
     for table, names in wanted.items():

@@ -37,7 +37,7 @@ select p.proname from pg_proc p where p.pronamespace = 'dataflow'::regnamespace 
 
 @pytest.fixture
 def store(postgres_url: str) -> Iterator[Store]:
-    """Tables that the superuser has made, and chunk 1 of `a` for `job`."""
+    """Tables that the superuser has created, and chunk 1 of `a` for `job`."""
     made = open_store(postgres_url)
     made.init()
     register(made, "job", ["a"], ["b"])
@@ -292,7 +292,7 @@ def test_an_owner_makes_and_upgrades_the_tables(
 
 
 def missing(error: NoDatabase) -> str:
-    """The command that an error names."""
+    """Return the command that an error names."""
     text = str(error)
     assert "\n" not in text
     assert "roles.sql" in text
@@ -301,7 +301,7 @@ def missing(error: NoDatabase) -> str:
 
 
 def test_an_error_names_the_grant_that_is_missing(store: Store) -> None:
-    """Each command is run as it stands, until a user without any rights can work."""
+    """Each command is run as printed, until a user without any rights can work."""
     sql(store, f'create role "{WORKER}" login')
     worker = as_user(store, WORKER)
     policy(store, "job", concurrency=1)

@@ -1,4 +1,4 @@
-"""A new passkey: everything or nothing, and again after a kill."""
+"""A new passkey: everything or nothing, even after a kill."""
 
 import os
 import signal

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def job(store: Store) -> Store:
-    """A store with a job that has four chunks to make."""
+    """A store with a job that has four chunks to produce."""
     register(store, "job", ["a"], ["b", "c"])
     for dataid in "1234":
         put(store, "a", dataid)
@@ -38,7 +38,7 @@ def job(store: Store) -> Store:
 
 
 def gone(store: Store, owner: str = "w1") -> None:
-    """Let a worker's lease have been over for a minute."""
+    """Let a worker's lease have expired a minute ago."""
     sql(store, "update worker set lease_end = '2001-01-01 00:00:00' where owner = :o", o=owner)
 
 

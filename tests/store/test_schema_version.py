@@ -62,7 +62,7 @@ def odf(url: str, *words: str) -> Result:
 
 
 def stamp(store: Store, **numbers: int) -> None:
-    """What the tables say of themselves, told by another program."""
+    """What the tables say about themselves, as another program would write it."""
     for name, number in numbers.items():
         sql(
             store,
@@ -85,7 +85,7 @@ LATER = (
 """Columns that version 3 didn't have."""
 
 NEW = ("dataflow_meta", "fill", "streamfold", "csvfile", "csvpart", "registration", "origin")
-"""Tables that it didn't have, and the one that tells versions."""
+"""Tables that version 3 didn't have, and the one with the versions."""
 
 
 def kept(found: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
@@ -567,7 +567,7 @@ class Program:
         return subprocess.run(line, env=self.environment, capture_output=True, text=True)
 
     def ask(self, word: str) -> Any:
-        """What the worker answers to `claim`, `renew` or `finish`."""
+        """Return what the worker answers to `claim`, `renew` or `finish`."""
         assert self.worker.stdin
         assert self.worker.stdout
         self.worker.stdin.write(word + "\n")

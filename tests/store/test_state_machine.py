@@ -1,4 +1,4 @@
-"""Everything that workers, people and time can do to the tables, in any order, against a model."""
+"""Everything that workers, people and time can do to the tables, in any order, with a model."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
@@ -104,7 +104,7 @@ class Machine(RuleBasedStateMachine):
         }
 
     def settle(self, claim: Claim, before: str, after: str) -> int:
-        """Move the outputs of one generation; say how many."""
+        """Move the outputs of one generation; return how many."""
         count = 0
         for key, row in self.rows.items():
             if key[1:] == (claim.jobid, claim.dataid) and row == ("OUT", before, claim.generation):
@@ -124,7 +124,7 @@ class Machine(RuleBasedStateMachine):
         self.free_inputs(jobid, dataid)
 
     def changed(self, claim: Claim) -> bool:
-        """Whether an input of a live claim was published since, or is being made now."""
+        """Whether an input of a live claim was published since, or is being produced now."""
         for (datasetid, jobid, dataid), row in self.rows.items():
             if (jobid, dataid, row.locktype) == (claim.jobid, claim.dataid, "IN"):
                 since = row.generation or claim.generation
@@ -136,7 +136,7 @@ class Machine(RuleBasedStateMachine):
         return False
 
     def lost(self, claim: Claim) -> tuple[str, int]:
-        """What its outputs become when a claim is lost, and how many of them there are."""
+        """Return what its outputs become when a claim is lost, and how many there are."""
         key = (claim.jobid, claim.dataid)
         held = self.claims[key]
         most = self.dial(key[0], "max_losses") or MAX_LOSSES
@@ -146,7 +146,7 @@ class Machine(RuleBasedStateMachine):
         return word, self.settle(claim, "RUNNING", word)
 
     def by_hand(self, key: Key, status: str) -> Row:
-        """What a row becomes that a person gives another status: a new READY gets a number."""
+        """Return what a row becomes with a status from a person: a new READY gets a generation."""
         before = self.rows.get(key, Row("OUT", "PENDING"))
         if status == before.status or status in (*AGAIN, "PENDING"):
             return Row("OUT", status, before.generation if status == before.status else None)
@@ -182,7 +182,7 @@ class Machine(RuleBasedStateMachine):
         there=st.sets(st.sampled_from(DATAIDS)),
     )
     def claim_while_filling(self, jobid: str, k: int, there: set[str]) -> None:
-        """A job was registered anew: what waits may be stale, and what may be claimed not there."""
+        """A job was registered again: the queue may have wrong chunks, and lack others."""
         sql(
             self.store,
             "insert into fill (jobid) values (:j) on conflict (jobid) do update "
@@ -299,7 +299,7 @@ class Machine(RuleBasedStateMachine):
         assert self.store.heartbeat([claim]) == ([] if self.is_live(claim) else [claim])
 
     def draw(self, data: st.DataObject, keep: bool) -> Claim:
-        """A claim that was taken; one that is kept may be settled again, by a zombie."""
+        """Settle a claim; one that is kept may be settled again, by a zombie."""
         claim = data.draw(st.sampled_from(self.taken))
         if not keep:
             self.taken.remove(claim)
@@ -381,7 +381,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(dataid=st.sampled_from(DATAIDS))
     def plant(self, dataid: str) -> None:
-        """A chunk that the job without inputs is to make."""
+        """A chunk that the job without inputs has to produce."""
         if ("a", "seed", dataid) not in self.rows:
             put(self.store, "a", dataid, "PENDING", jobid="seed")
             self.rows["a", "seed", dataid] = Row("OUT", "PENDING")

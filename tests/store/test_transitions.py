@@ -205,7 +205,7 @@ def hold(store: Store, dataid: str, was: str) -> None:
 
 
 def release(store: Store, dataid: str, was: str) -> None:
-    """Of a held chunk, what it was before; of another one, nothing."""
+    """Return the earlier status of a held chunk; nothing for others."""
     word, _, before = was.partition("<")
     _standing(store, dataid, before or word)
     if before:

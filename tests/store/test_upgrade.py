@@ -68,7 +68,7 @@ OLD_COLUMNS = {
 
 
 def original(url: str) -> Store:
-    """A database that the original made and people used; and a store that wasn't initialised."""
+    """A database of the original with people's data; and a store that isn't initialized yet."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(DDL)
         connection.execute(ROWS)

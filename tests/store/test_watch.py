@@ -1,4 +1,4 @@
-"""Who waits for chunks hears of them at once, and costs nothing while nobody waits."""
+"""Workers waiting for chunks learn of them at once, and cost nothing while nobody waits."""
 
 import time
 
@@ -18,7 +18,7 @@ def prepared(store: Store) -> Store:
 
 
 def heard(watcher: Watcher, seconds: float = 0.3) -> bool:
-    """Whether it hears of a change within so many seconds."""
+    """Whether it notices a change within so many seconds."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         if watcher.wait(left, []):

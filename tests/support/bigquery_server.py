@@ -21,7 +21,7 @@ import pyarrow.parquet
 ROOT = "/bigquery/v2/projects/"
 UPLOAD = "/upload/bigquery/v2/projects/"
 PAGE = 2
-"""Rows of a page: few, so that the client has to turn pages."""
+"""Rows per page: few, so that the client has to turn pages."""
 
 
 class BigQuery:
@@ -38,7 +38,7 @@ class BigQuery:
         self.problems: list[str] = []
         self.requests: list[str] = []
         self.forget_answers = 0
-        """How many answers to loads are lost on the way."""
+        """How many answers to loads get lost on the way."""
         self.lock = threading.RLock()
         self.url = ""
 
@@ -93,7 +93,7 @@ class BigQuery:
         return pa.schema([old.schema.field(each) for each in rows.column_names])
 
     def query(self, text: str) -> pa.Table:
-        """What a SELECT finds: SQLite's dialect is near enough, and knows names in backticks."""
+        """Return what a SELECT finds: SQLite's dialect is near enough, and accepts backticks."""
         with closing(sqlite3.connect(":memory:")) as connection:
             for name, rows in self.tables.items():
                 columns = ", ".join(f'"{each}"' for each in rows.column_names)
@@ -115,7 +115,7 @@ class BigQuery:
 
 
 class Refusal(Exception):
-    """An error as BigQuery tells it."""
+    """Return an error in BigQuery's form."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -125,7 +125,7 @@ class Refusal(Exception):
 
 
 def kind(arrow: pa.DataType) -> str:
-    """What BigQuery calls a type."""
+    """Return BigQuery's name of a type."""
     if pa.types.is_list(arrow):
         return kind(arrow.value_type)
     if pa.types.is_timestamp(arrow):

@@ -51,7 +51,7 @@ def chromium() -> str | None:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """A headless Chromium with an empty profile, which asks nothing of the outside."""
+    """A headless Chromium with an empty profile, which contacts no other server."""
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
         try:
@@ -117,7 +117,7 @@ class UI:
     def see(
         self, wanted: Callable[[dict[str, str]], object], what: str, seconds: float = 30
     ) -> dict[str, str]:
-        """Look at the squares until they are as wanted."""
+        """Watch the squares until they are as wanted."""
         end = time.monotonic() + seconds
         while not wanted(squares := self.squares()):
             if time.monotonic() > end:

@@ -14,7 +14,7 @@ _numbers = count(1)
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
 def storage(request: pytest.FixtureRequest) -> str:
-    """What Dagster keeps its own things in: a module that uses this runs once on each kind."""
+    """Where Dagster stores its own data: a module that uses this runs once on each kind."""
     return request.param
 
 

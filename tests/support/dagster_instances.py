@@ -31,7 +31,7 @@ telemetry: {{enabled: false}}
 
 @pytest.fixture(scope="session")
 def postgres_instance(postgres_server: Server) -> Iterator[dg.DagsterInstance]:
-    """One instance for the session: making its tables takes seconds."""
+    """One instance for the session: creating its tables takes seconds."""
     url = postgres_server.create_database("dagster_grid")
     with tempfile.TemporaryDirectory() as home:
         Path(home, "dagster.yaml").write_text(POSTGRES.format(url=url))
@@ -41,7 +41,7 @@ def postgres_instance(postgres_server: Server) -> Iterator[dg.DagsterInstance]:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def kind(request: pytest.FixtureRequest) -> str:
-    """The kind of database that both the tables and Dagster are kept in."""
+    """The kind of database that holds both the tables and Dagster's storage."""
     return request.param
 
 
@@ -68,7 +68,7 @@ def instance(
 
 
 class Grid:
-    """The tables of a store and the grid of an instance, seen side by side."""
+    """The tables of a store and the grid of an instance, side by side."""
 
     def __init__(self, store: Store, instance: dg.DagsterInstance) -> None:
         self.store, self.instance = store, instance
@@ -85,7 +85,7 @@ class Grid:
         return done
 
     def squares(self, datasetid: str, domain: str = "orders") -> dict[str, str]:
-        """The state of each chunk as the UI gets it, by dataid; without missing ones."""
+        """Return the state of each chunk as the UI gets it, by dataid; without missing ones."""
         drawn = self.mirror.grid(NAMES.asset_key(datasetid), NAMES.partitions_def(domain))
         return {NAMES.dataid(part): state for part, state in drawn.items()}
 
@@ -94,12 +94,12 @@ class Grid:
         return [NAMES.dataid(key) for key in keys]
 
     def outside(self) -> list[dg.DagsterRun]:
-        """The runs that show what was executed outside, without those of failures so far."""
+        """Return the runs that show work done outside, without those of failures so far."""
         runs = self.instance.get_runs(dg.RunsFilter())
         return [run for run in runs if OUTSIDE_TAG in run.tags and BESIDE_TAG not in run.tags]
 
     def runs_agree(self) -> None:
-        """Every execution that the change log tells has one run, with its end and its reasons."""
+        """Every execution in the change log has one run, with its end and its reasons."""
         expected: dict[tuple[str, str], dict[tuple[str, str], Event]] = {}
         times: dict[tuple[str, str], list[float]] = {}
         acted: set[tuple[str, str]] = set()
@@ -142,7 +142,7 @@ class Grid:
                 assert beside in left
 
     def agrees(self, folded: bool = False) -> None:
-        """Nothing differs, and another tick has nothing to write; folding takes history along."""
+        """Nothing differs, and another tick has nothing to write; folding deletes history."""
         assert drift(self.store, self.mirror) == []
         if not folded:
             self.runs_agree()
@@ -151,7 +151,7 @@ class Grid:
 
 
 def _end(words: set[str | None], acted: bool) -> dg.DagsterRunStatus | None:
-    """How a run ends whose execution left chunks so."""
+    """Return how a run ends whose execution left chunks like this."""
     if "RUNNING" in words:
         return dg.DagsterRunStatus.MANAGED
     if words - {"READY", "PENDING", None}:
@@ -174,7 +174,7 @@ def grid(kind: str, instance: dg.DagsterInstance, request: pytest.FixtureRequest
 
 
 def shown_assets(defs: dg.Definitions) -> dict[str, bool]:
-    """Asset → whether something in the definitions makes it."""
+    """Return asset → whether something in the definitions produces it."""
     graph = defs.resolve_asset_graph()
     return {
         key.to_user_string(): graph.get(key).is_materializable for key in graph.get_all_asset_keys()
@@ -182,7 +182,7 @@ def shown_assets(defs: dg.Definitions) -> dict[str, bool]:
 
 
 def tick_of_reconcile(defs: dg.Definitions, instance: dg.DagsterInstance) -> str:
-    """What the page of the reconcile sensor says after a tick."""
+    """Return what the page of the reconcile sensor says after a tick."""
     repository = defs.get_repository_def()
     sensor = repository.get_sensor_def("opendataflow_reconcile")
     with dg.build_sensor_context(instance=instance, repository_def=repository) as context:

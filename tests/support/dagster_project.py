@@ -23,7 +23,7 @@ RECONCILE, CATCH_UP = "opendataflow_reconcile", "opendataflow_catch_up"
 
 
 class Background(subprocess.Popen[str]):
-    """A process that doesn't outlive its block: it may wait for what a failed test never did."""
+    """A process that doesn't outlive its block: it may wait for something that never happens."""
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
         if kind is not None:
@@ -32,7 +32,7 @@ class Background(subprocess.Popen[str]):
 
 
 class Flow:
-    """`orders` come from outside, the Python job `clean` makes `cleaned`, a script `report`."""
+    """`orders` come from outside, the Python job `clean` produces `cleaned`, a script `report`."""
 
     dagster: Dagster
 
@@ -57,7 +57,7 @@ class Flow:
     # what happens outside
 
     def arrive(self, *days: str, status: str = "READY") -> None:
-        """Orders of some days come, and their squares are there."""
+        """Write orders of some days, and wait for their squares."""
         for day in days:
             (self.folder / "orders" / f"{day}.csv").write_text("north,1250\n\nsouth,990\n")
         if status == "READY":
@@ -73,7 +73,7 @@ class Flow:
         )
 
     def steer(self, name: str, *chunks: str) -> None:
-        """Name chunks (`clean 2026-01-01`) in one of the files that steer the jobs."""
+        """Add chunks (`clean 2026-01-01`) to one of the files that steer the jobs."""
         path = self.folder / f"{name}.new"
         path.write_text("".join(f"{each}\n" for each in chunks))
         path.replace(self.folder / name)
@@ -96,7 +96,7 @@ class Flow:
     # what there is
 
     def produced(self, *chunks: str) -> Counter[str]:
-        """How often chunks were really made (all of them: none named)."""
+        """Return how often chunks were really produced (without names: all of them)."""
         path = self.folder / "produced"
         lines = path.read_text().splitlines() if path.exists() else []
         return Counter(line for line in lines if not chunks or line in chunks)

@@ -301,7 +301,7 @@ class Dagster:
 
 
 class Ticker:
-    """Evaluates a sensor here and now, as the daemon would, but for launching its runs."""
+    """Evaluate a sensor here and now, like the daemon, but without launching its runs."""
 
     def __init__(
         self, sensor: dg.SensorDefinition, instance: dg.DagsterInstance, definitions: dg.Definitions
@@ -310,7 +310,7 @@ class Ticker:
         self.cursor: str | None = None
 
     def tick(self) -> Any:
-        """Apply what a tick says: asset events, partition keys, cursor. Return all it said."""
+        """Apply a tick's results: asset events, partition keys, cursor. Return all of them."""
         # Without `instance_ref`, a run of a key that the same tick adds would be refused.
         with dg.build_sensor_context(
             instance=self.instance,

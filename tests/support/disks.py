@@ -1,4 +1,4 @@
-"""A small disk of a test's own, and what fills it."""
+"""A small disk for a test, and what fills it."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A folder that is a disk of its own, of 16 MB."""
+    """A folder that is its own disk, of 16 MB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]

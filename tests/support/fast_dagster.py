@@ -61,13 +61,13 @@ def run_daemon() -> None:
     from dagster._daemon.cli import main
 
     class Queue(controller.QueuedRunCoordinatorDaemon):
-        """The queue of runs, looked at as often as all else."""
+        """The queue of runs, polled as often as everything else."""
 
         def __init__(self, interval_seconds: float) -> None:
             super().__init__(min(SECONDS, interval_seconds))
 
     def hurried(state: object, remote_sensor: sensor.RemoteSensor, *_: object) -> bool:
-        """Let a sensor tick whenever the loop turns, however seldom it wants to."""
+        """Let a sensor tick whenever the loop turns, however rarely it wants to."""
         elapsed = sensor.get_elapsed(state)  # type: ignore[arg-type]
         return elapsed is not None and elapsed < min(SECONDS, remote_sensor.min_interval_seconds)
 
@@ -92,7 +92,7 @@ def run_code_server(*, forking: bool) -> None:
 
 
 class _Forking:
-    """`multiprocessing` with a fork server for whoever asks to spawn."""
+    """Make `multiprocessing` use a fork server wherever spawning is requested."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(multiprocessing, name)

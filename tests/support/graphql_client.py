@@ -1,4 +1,4 @@
-"""What the UI asks of Dagster's webserver, asked by tests: the same GraphQL, word for word."""
+"""What the UI asks Dagster's webserver, asked by tests: the same GraphQL, word for word."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ BACKFILL_OVER = {"COMPLETED", "COMPLETED_SUCCESS", "COMPLETED_FAILED", "FAILED",
 
 
 class GraphQLError(AssertionError):
-    """The webserver answered, and said no."""
+    """The webserver answered, but with an error."""
 
 
 class Grid(NamedTuple):
@@ -48,7 +48,7 @@ class Grid(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What a backfill says of one of its assets."""
+    """What a backfill says about one of its assets."""
 
     targeted: int
     in_progress: int
@@ -108,7 +108,7 @@ class Client:
     # code locations
 
     def location_problem(self) -> str | None:
-        """Say why the location isn't loaded; None if it is."""
+        """Return why the location isn't loaded; None if it is."""
         entry = self.ask(
             "query($name: String!) { workspaceLocationEntryOrError(name: $name) { __typename "
             "... on WorkspaceLocationEntry { loadStatus locationOrLoadError { "
@@ -191,7 +191,7 @@ class Client:
         return [event(each) for each in node["assetMaterializations"]]
 
     def stale_status(self, asset: str, partition: str) -> str:
-        """What lineage says of a partition: FRESH, STALE or MISSING."""
+        """Return what lineage says about a partition: FRESH, STALE or MISSING."""
         node = self.ask(
             "query($key: AssetKeyInput!, $partition: String!) { assetNodeOrError(assetKey: $key) { "
             "__typename ... on AssetNode { staleStatus(partition: $partition) } } }",
@@ -201,7 +201,7 @@ class Client:
         return node["staleStatus"]
 
     def told_by(self, run: str, asset: str, partition: str) -> Event:
-        """What a run has told of a partition; a tick that took long may have told it since, too."""
+        """What a run reported about a partition; a slow tick may have reported it since, too."""
         [told] = [each for each in self.materializations(asset, partition) if each.run == run]
         return told
 
@@ -379,7 +379,7 @@ class Client:
         return self._backfill(backfill, "status")["status"]
 
     def backfill_counts(self, backfill: str) -> dict[str, Counts]:
-        """What a backfill's page counts of each asset."""
+        """Return a backfill page's counts for each asset."""
         found = self._backfill(
             backfill,
             "assetBackfillData { assetBackfillStatuses { ... on AssetPartitionsStatusCounts { "
@@ -427,7 +427,7 @@ class Client:
     # sensors and schedules
 
     def sensors(self) -> dict[str, str]:
-        """RUNNING or STOPPED, of each sensor."""
+        """Return RUNNING or STOPPED for each sensor."""
         found = self.ask(
             "query($where: RepositorySelector!) { sensorsOrError(repositorySelector: $where) { "
             + ERROR

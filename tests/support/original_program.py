@@ -1,4 +1,4 @@
-"""The original's tables and statements on PostgreSQL, replayed as it sends them, in our words."""
+"""The original's tables and statements on PostgreSQL, replayed as it sends them."""
 
 import re
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ order by ready.dataid limit 1
 
 
 class Java:
-    """One run of the original program after another, by a connection of its own."""
+    """Runs the original program repeatedly, over its own connection."""
 
     def __init__(self, url: str, name: str = "java") -> None:
         self.connection = psycopg.connect(

@@ -19,7 +19,7 @@ FROZEN = Path(__file__).parent.parent / "frozen" / "packs"
 
 
 def put_packed(store: Store, jobid: str, datasetid: str, root: Path, name: str) -> list[dict]:
-    """Let a folder have a frozen pack, and the tables the facts of its chunks, made by a job."""
+    """Give a folder a frozen pack, and the tables the facts of its chunks, produced by a job."""
     (root / "_packs").mkdir(parents=True)
     for path in (FROZEN / name).glob("*.parquet"):
         shutil.copy(path, root / "_packs")

@@ -38,7 +38,7 @@ logfile = {folder}/log
 
 
 class Pooler:
-    """A pgbouncer whose clients share so many sessions of the server."""
+    """A pgbouncer whose clients share a few sessions of the server."""
 
     def __init__(
         self, server: Server, size: int, mode: str = "transaction", user: str = "postgres"
@@ -69,7 +69,7 @@ class Pooler:
         self._wait()
 
     def url(self, direct: str) -> str:
-        """The way through the pool to the database of a direct URL."""
+        """Return the URL through the pool for a direct URL."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/{direct.rpartition('/')[2]}"
 
     def close(self) -> None:

@@ -154,7 +154,7 @@ class Server:
 
 
 def _unprivileged() -> dict[str, Any]:
-    """Return whom PostgreSQL runs as: it refuses root, so root runs it as nobody."""
+    """Return the user PostgreSQL runs as: it refuses root, so root runs it as nobody."""
     if os.geteuid() != 0:
         return {}
     nobody = pwd.getpwnam("nobody")

@@ -15,7 +15,7 @@ NAME = "ODF_TEST_SERVERS"
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Every living process that inherited the mark, also one whose parents are dead."""
+    """Return every living process that inherited the mark, even if its parents are dead."""
     found = []
     for process in psutil.process_iter():
         try:

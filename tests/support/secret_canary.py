@@ -1,4 +1,4 @@
-"""Looks for a passkey and a password where they must not be: processes, files, whatever is said."""
+"""Searches for a passkey and a password where they must not be: processes, files, output."""
 
 import base64
 import sys
@@ -47,17 +47,17 @@ if __name__ == "__main__":
     assert WORDS["password"] == os.environ["places_password"]
     look(["password"])
 """
-"""A module for code of users, and a script; it writes what it finds without naming the secrets."""
+"""A module for user code, and a script; it records what it finds without naming secrets."""
 
 
 class Canary:
-    """What one way of running has shown, in a folder with its tables, its files and its logs."""
+    """What one way of running has left, in a folder with its tables, its files and its logs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.report, self.said = folder, folder / "report", ""
 
     def spy(self, path: Path) -> Path:
-        """Put the spy where user code can import it, or where it is run."""
+        """Put the spy where user code can import it, or where it runs."""
         words = {"passkey": PASSKEY[::-1], "password": PASSWORD[::-1]}
         path.write_text(SPY.format(python=sys.executable, report=str(self.report), **words))
         path.chmod(0o755)
@@ -73,7 +73,7 @@ class Canary:
 
 
 def spellings(secret: str) -> set[bytes]:
-    """A secret as files may have it: plain, in UTF-16, and within a text that is base64."""
+    """Return a secret in its forms in files: plain, in UTF-16, and within base64."""
     raw = secret.encode()
     found = {raw, secret.encode("utf-16-le")}
     for shift in range(3):  # where it begins within three bytes; the ends depend on what is around
@@ -90,7 +90,7 @@ def holds(data: bytes) -> bool:
 
 
 def found_in(*folders: Path) -> list[str]:
-    """The files that have a secret, by their bytes: databases, event logs and pickles are files."""
+    """Return the files that contain a secret: databases, event logs and pickles are files, too."""
     return [
         str(path)
         for folder in folders
@@ -101,7 +101,7 @@ def found_in(*folders: Path) -> list[str]:
 
 @contextmanager
 def places(server: Server, url: str, tables: Iterable[str]):
-    """A database whose tables `day text, n bigint` belong to a user who must tell the password."""
+    """A database whose tables `day text, n bigint` belong to a user with a password."""
     rules = server.folder / "data" / "pg_hba.conf"
     before = rules.read_text()
     rules.write_text(f"host all {USER} 127.0.0.1/32 scram-sha-256\n{before}")

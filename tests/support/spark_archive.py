@@ -12,12 +12,12 @@ QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xlog:disable -Xlog:all=error:
 
 
 def options() -> str:
-    """Java's options for tests: they start it often, and none works for long."""
+    """Java's options for tests: they start it often, and none runs for long."""
     return f"{QUICK} -XX:SharedArchiveFile={ARCHIVE}" if ARCHIVE.exists() else QUICK
 
 
 def write() -> None:
-    """Start Spark, do a little of what tests do, and let Java write the archive when it ends."""
+    """Start Spark, do a bit of what tests do, and let Java write the archive when it ends."""
     import subprocess
     import tempfile
 

@@ -108,7 +108,7 @@ class Cluster:
         self._processes[name].wait()
 
     def executors(self) -> list[psutil.Process]:
-        """The processes that run tasks, of all applications."""
+        """Return the processes that run tasks, of all applications."""
         found = []
         for process in marked(self.folder.name):
             with suppress(psutil.Error):

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def connect_url() -> Iterator[str]:
-    """What spark.remote has to be for a server on local[2] that ends with the module."""
+    """Return spark.remote for a server on local[2] that ends with the module."""
     from pyspark.find_spark_home import _find_spark_home
 
     from opendataflow_dagster.spark.settings import needed_java

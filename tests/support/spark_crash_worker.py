@@ -71,18 +71,18 @@ class Zygote:
         return self._ask("start", log=str(self.log), **work)
 
     def wait(self, pid: int) -> int:
-        """Wait for a run's end: its exit code, or the negative number of a signal."""
+        """Wait for a run's end; return its exit code, or the negative number of a signal."""
         return self._ask("wait", pid=pid)
 
     def run(self, **work: Any) -> int:
         return self.wait(self.start(**work))
 
     def stopped(self, pid: int) -> bool:
-        """Wait until a run has been stopped, or has ended after all."""
+        """Wait until a run has been stopped, or has ended."""
         return self._ask("stopped", pid=pid)
 
     def quiet(self) -> None:
-        """Wait until Java has ended what it did for runs that were killed."""
+        """Wait until Java has finished what it did for killed runs."""
         self._ask("quiet")
 
     def numbers(self, path: str, rows: int) -> None:
@@ -99,7 +99,7 @@ class Zygote:
 
 
 def real(work: Mapping[str, Any], log: Path) -> subprocess.Popen[bytes]:
-    """A run with a Java of its own, both in a group of their own."""
+    """A run with its own Java, both in their own process group."""
     with log.open("ab") as file:
         return subprocess.Popen(
             [sys.executable, "-m", "tests.support.spark_crash_worker", json.dumps(work)],
@@ -115,7 +115,7 @@ def real(work: Mapping[str, Any], log: Path) -> subprocess.Popen[bytes]:
 
 
 def doom(point: str, delay: float, act: Callable[[], None]) -> None:
-    """Let `act` happen at a point of publishing, or at any moment."""
+    """Let `act` happen at a point of publishing, or at any time."""
     from opendataflow_dagster.spark import batch as batches
     from opendataflow_dagster.spark import chunks
     from opendataflow_dagster.storage import folder as folders
@@ -144,7 +144,7 @@ def doom(point: str, delay: float, act: Callable[[], None]) -> None:
         setattr(owner, name, watched)
 
     def while_written(owner: Any) -> None:
-        """Act when the first file is there, and before the write is over."""
+        """Act when the first file exists, and before the write has finished."""
         plain = owner.write_files
 
         def watched(df: Any, path: str, *args: Any, **more: Any) -> None:
@@ -190,7 +190,7 @@ def doom(point: str, delay: float, act: Callable[[], None]) -> None:
 
 
 def versioned(version: int, slow: int, batch: int) -> Any:
-    """A job whose chunk tells by its rows which version it is; `slow` is the ms of every 4th."""
+    """A job whose chunk's rows identify its version; `slow` is the ms of every 4th."""
     from opendataflow_dagster.spark.job import spark_job
 
     def make(numbers: "DataFrame") -> "DataFrame":

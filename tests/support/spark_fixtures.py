@@ -33,7 +33,7 @@ def spark_for_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSe
 
 @pytest.fixture
 def spark(spark_for_all: "SparkSession") -> Iterator["SparkSession"]:
-    """A session on local[2] with 1 GB: settings that a test changed are taken back after it."""
+    """A session on local[2] with 1 GB: settings that a test changed are reset after it."""
     from opendataflow_dagster.spark.session import _SessionRequest
 
     before, asked, refused = (

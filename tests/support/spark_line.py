@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def labels_of_jobs(spark: "SparkSession") -> Iterator[list[tuple[str | None, str | None]]]:
-    """Group and description of each job of Spark that is done in the block, as its UI has them."""
+    """Group and description of each Spark job in the block, as its UI has them."""
     context: Any = spark.sparkContext
     java = context._jsc.sc()
 
@@ -50,14 +50,14 @@ class Line:
         self.said: list[str] = []
 
     def dataset(self, datasetid: str, **told: Any) -> str:
-        """Register a dataset; a folder unless told otherwise."""
+        """Register a dataset; by default, a folder."""
         if "hostname" not in told and "database" not in told:
             told["hostname"] = str(self.folder / datasetid)
         add_dataset(self.store, datasetid, **told)
         return str(self.folder / datasetid)
 
     def job(self, jobid: str, ins: Any, outs: Any) -> None:
-        """Register a job, and those of its datasets that aren't."""
+        """Register a job, and its datasets if they aren't registered."""
         known = {row[0] for row in sql(self.store, "select datasetid from dataset")}
         names = [[each] if isinstance(each, str) else list(each) for each in (ins, outs)]
         for each in names[0] + names[1]:
@@ -66,7 +66,7 @@ class Line:
         register(self.store, jobid, *names)
 
     def arrive(self, datasetid: str, **chunks: "DataFrame") -> None:
-        """Let chunks be there that somebody else has written, one file each."""
+        """Add READY chunks written by somebody else, one file each."""
         for name, df in chunks.items():
             self.arrived(datasetid, name.removeprefix("_"), df)
 
@@ -100,7 +100,7 @@ class Line:
         return status(self.store, datasetid, dataid, jobid)
 
     def facts(self, datasetid: str) -> dict[str, Mapping[str, Any]]:
-        """Dataid → what is known of its last generation."""
+        """Return dataid → the facts about its last generation."""
         names = (
             "dataid",
             "rows",
@@ -133,12 +133,12 @@ class Line:
         return sorted((tuple(row) for row in df.collect()), key=repr)
 
     def reason(self) -> str:
-        """The last reason that was told of a failure."""
+        """Return the last reason that was reported for a failure."""
         told = [line for line in self.said if "Reason: " in line]
         return told[-1].partition("Reason: ")[2] if told else ""
 
     def left(self) -> list[str]:
-        """What lies about that isn't a chunk."""
+        """Return what is left over that isn't a chunk."""
         return [str(each) for each in self.folder.glob("*/_*/**")]
 
 

@@ -1,4 +1,4 @@
-"""The two stores that every test of the tables runs against, and a person's hands beside them."""
+"""The two stores that every test of the tables runs on, and a person's connection to them."""
 
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -44,7 +44,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def store(url: str) -> Iterator[Store]:
-    """A store with its tables made; on PostgreSQL they came with the copy, see `postgres_url`."""
+    """A store with its tables; on PostgreSQL they came with the copy, see `postgres_url`."""
     made = open_store(url)
     if made.db.dialect == "sqlite":
         made.init()
@@ -60,7 +60,7 @@ def close(store: Store) -> None:
 
 
 def connect(store: Store) -> Any:
-    """A plain connection, as psql or sqlite3 would open it: nothing of ours is in it."""
+    """A plain connection, as psql or sqlite3 would open it: without anything of ours."""
     if store.db.dialect == "sqlite":
         path = store.db.path  # type: ignore[attr-defined]
         return sqlite3.connect(path, timeout=60, isolation_level=None)
@@ -122,7 +122,7 @@ def put(
 
 
 def policy(store: Store, jobid: str, **dials: Any) -> None:
-    """Turn dials of a job, and let this process see them at once."""
+    """Set dials of a job, and let this process see them at once."""
     sql(store, "insert into jobpolicy (jobid) values (:j) on conflict do nothing", j=jobid)
     for name, value in dials.items():
         sql(
@@ -135,13 +135,13 @@ def policy(store: Store, jobid: str, **dials: Any) -> None:
 
 
 def take(store: Store, jobid: str, owner: str = "worker", **more: Any) -> list[Claim]:
-    """Claim with what is registered this moment, not a second ago."""
+    """Claim with the registrations of this moment, not of a second ago."""
     store._plans.clear()
     return store.claim(jobid, owner=owner, **more)
 
 
 def expire(store: Store, claim: Claim | None = None) -> None:
-    """Let a claim's lease, or all of them, have run out long ago."""
+    """Let a claim's lease, or all of them, have expired long ago."""
     if claim is None:
         sql(store, "update claim set lease_end = '2001-01-01 00:00:00' where owner is not null")
     else:
@@ -172,7 +172,7 @@ def everything(store: Store) -> dict[str, list[tuple]]:
 
 
 def pending(store: Store) -> dict[tuple[str, str], int]:
-    """(jobid, dataid) → rank of what the triggers say may be claimed, without jobs of `today`."""
+    """Return (jobid, dataid) → rank of what may be claimed by the triggers, without `today`."""
     rows = sql(
         store,
         "select jobid, dataid, rank from pending p where not exists ("
@@ -183,7 +183,7 @@ def pending(store: Store) -> dict[tuple[str, str], int]:
 
 
 def claimable(store: Store) -> dict[tuple[str, str], int]:
-    """What `pending` has to be: the rules of a claim, from the tables alone."""
+    """Return what `pending` has to be: the rules of a claim, from the tables alone."""
     jobs: dict[str, dict[str, set[str]]] = {}
     for jobid, itemtype, datasetid in sql(store, "select jobid, itemtype, datasetid from job"):
         if itemtype in ("IN", "OUT") and jobid is not None and datasetid is not None:
@@ -248,7 +248,7 @@ def _rank(jobid: str, ins: set[str], outs: set[str], rows: list[tuple]) -> int |
 
 
 def replayed(store: Store) -> dict[tuple[str, str, str], tuple[str, str]]:
-    """What datastatus must hold, by its history from the start; rows without a status aside."""
+    """Return what datastatus must have, given its whole history; rows without a status aside."""
     rows: dict[tuple[str, str, str], tuple[str, str]] = {}
     for *key, locktype, after in sql(
         store, "select datasetid, jobid, dataid, locktype, status_after from dataevent order by seq"

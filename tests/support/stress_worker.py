@@ -26,7 +26,7 @@ from tests.support.store_fixtures import connect
 
 
 class Diary:
-    """A file of lines, each on disk before its writer goes on."""
+    """A file of lines, each on disk before its writer continues."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder
@@ -36,13 +36,13 @@ class Diary:
         os.write(self.file, ("\t".join(map(str, words)) + "\n").encode())
 
     def data(self, datasetids: Iterable[str], dataid: str) -> list[str]:
-        """What the chunks of some datasets hold now."""
+        """Return the current content of the chunks of some datasets."""
         files = [self.folder / "data" / f"{each}~{dataid}" for each in datasetids]
         return [file.read_text() if file.exists() else "raw" for file in files]
 
     @contextmanager
     def making(self, jobid: str, dataid: str) -> Iterator[None]:
-        """Make a chunk, as the only one who does."""
+        """Produce a chunk, as the only one who does."""
         written = OUTPUTS.get(jobid, [f"in{jobid.removeprefix('make')}1"])
         files = [self.folder / "data" / f"{each}~{dataid}" for each in written]
         for file in files:
@@ -128,7 +128,7 @@ def java(url: str, diary: Diary, jobs: list[str], dice: random.Random, end: floa
 def forcer(
     store: Store, diary: Diary, jobs: list[str], dice: random.Random, total: int, end: float
 ) -> None:
-    """Somebody who has a chunk made again now, whoever reads it."""
+    """Resubmits a chunk and produces it at once, even while it is read."""
     until = time.time() + (end - time.time()) / 3
     while time.time() < until and not over(diary.folder):
         jobid = dice.choice([each for each in jobs if each != "join"])
@@ -151,7 +151,7 @@ def person(
     end: float,
     status: str = "and status = 'READY'",
 ) -> None:
-    """Somebody who sends chunks back: those that are done, or whatever state they are in."""
+    """Resubmits chunks: finished ones, or chunks in any state."""
     connection = connect(store)
     mark = "?" if store.db.dialect == "sqlite" else "%s"
     until = time.time() + (end - time.time()) / 3
@@ -197,7 +197,7 @@ def main(
 
 
 def read(folder: Path) -> SimpleNamespace:
-    """What the diaries say: counts of chunks made and sent back, doubles, errors, lost races."""
+    """Summarize the diaries: chunks produced and resubmitted, duplicates, errors, lost races."""
     from collections import Counter
 
     told = SimpleNamespace(

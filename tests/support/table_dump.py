@@ -29,7 +29,7 @@ CATALOG = [
 
 
 def catalog(store: Store) -> dict[str, list[Any]]:
-    """What the tables are: columns, types, defaults, constraints, indexes, triggers, functions."""
+    """Return what the tables are: columns, types, defaults, constraints, indexes, triggers."""
     if store.db.dialect == "postgres":
         return {query: sorted(sql(store, query), key=repr) for query in CATALOG}
     found: dict[str, list[Any]] = {}
@@ -47,7 +47,7 @@ def catalog(store: Store) -> dict[str, list[Any]]:
 
 
 def rows(store: Store) -> dict[str, list[dict[str, Any]]]:
-    """Every row of every table, and where the numbers stand that nobody has had."""
+    """Return every row of every table, and the next unused numbers."""
     names = "select name from sqlite_master where type = 'table'"
     if store.db.dialect == "postgres":
         names = "select tablename from pg_tables where schemaname = 'dataflow'"
@@ -64,7 +64,7 @@ def rows(store: Store) -> dict[str, list[dict[str, Any]]]:
 
 
 def restore(url: str, version: int = 3) -> Store:
-    """Tables that programs of an older version filled; and a store that wasn't initialised."""
+    """Tables that programs of an older version filled; and a store that isn't initialized."""
     store = open_store(url)
     script = (FROZEN / f"version_{version}.{store.db.dialect}.sql").read_text()
     run_script(url, script)

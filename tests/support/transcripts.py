@@ -37,7 +37,7 @@ PASSING = (
     (r"\b[0-9a-f]{12}\b", "(digest)"),
     (r"[ \t]+", " "),
 )
-"""What is another one each time, or depends on the machine."""
+"""Parts that differ each time, or depend on the machine."""
 PROGRAMS = Path(sys.executable).parent
 
 
@@ -135,7 +135,7 @@ def commands(block: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _kept(expected: list[str], printed: list[str]) -> list[str]:
-    """What was printed; as the page has it, if that leaves out lines and says the same."""
+    """Return what was printed, or the page's form of it if that only leaves out lines."""
     pattern = "\n".join(
         r"(?:.*\n)*?.*" if line == "…" else re.escape(_steady(line)) for line in expected
     )

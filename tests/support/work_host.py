@@ -1,4 +1,4 @@
-"""An `odf work` in a process of its own, and what it has said so far."""
+"""An `odf work` in a process of its own, and what it has printed so far."""
 
 import json
 import os
@@ -43,7 +43,7 @@ class WorkHost:
         self.process.wait()
 
     def events(self, name: str = "", **fields: Any) -> list[dict[str, Any]]:
-        """The events so far, or those of a name that have some fields."""
+        """Return the events so far, or those of a name that have some fields."""
         lines = self._events.read_text().splitlines(keepends=True)
         found = [json.loads(line) for line in lines if line.endswith("\n")]
         wanted = fields | ({"event": name} if name else {})
@@ -51,14 +51,14 @@ class WorkHost:
 
     @property
     def errors(self) -> str:
-        """What it and its scripts have written to standard error."""
+        """Return what it and its scripts have written to standard error."""
         return self._errors.read_text()
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
     def ended(self, seconds: float = 30) -> int:
-        """Its exit code, when it has ended."""
+        """Return its exit code, when it has ended."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:

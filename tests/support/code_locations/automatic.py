@@ -1,4 +1,4 @@
-"""Jobs that automation conditions launch; each chunk that is made gets a line in a file."""
+"""Jobs that automation conditions launch; each chunk that is produced adds a line to a file."""
 
 import os
 from pathlib import Path
@@ -31,7 +31,7 @@ CONDITIONS = {
 
 
 def make(chunk: Chunk) -> Result:
-    """Make of `orders` what `content` says, and of all else that it was made."""
+    """Write `content` for `orders`, and for all other datasets what they were produced from."""
     with (folder / "produced").open("a") as file:
         file.write(f"{chunk.jobid} {chunk.dataid}\n")
     if chunk.jobid == "clean":

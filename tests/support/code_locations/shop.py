@@ -21,7 +21,7 @@ dataflow = DataflowResource()
 
 
 def listed(name: str) -> set[str]:
-    """The days that a file lists; there may be none."""
+    """Return the days that a file lists, if any."""
     path = Path(os.environ[name])
     return set(path.read_text().split()) if path.exists() else set()
 

@@ -1,4 +1,4 @@
-"""A job whose chunks take long enough to be killed in the midst of them; each is told to a file."""
+"""A job whose chunks take long enough to be killed halfway; a file records each of them."""
 
 import os
 import time
@@ -10,7 +10,7 @@ from opendataflow_dagster.dagster.build import build_definitions
 
 
 def slow(chunk: Chunk) -> None:
-    """Take a while, and tell of it in a line."""
+    """Take a while, and record it in a line."""
     time.sleep(0.15)
     chunk.check()
     with (Path(os.environ["SLOW_FOLDER"]) / "made").open("a") as file:

@@ -22,7 +22,7 @@ progress.PROGRESS_SECONDS = 1.0  # what a test can't wait for
     io_manager_key="dataflow_io_manager",
 )
 def by_value(sales: DataFrame) -> DataFrame:
-    """The frame of a chunk, as another one's."""
+    """Return the frame of a chunk, for another one."""
     return enrich(sales)
 
 

@@ -1,4 +1,4 @@
-"""Plain Dagster, nothing of ours: what the tests of the servers themselves are played on."""
+"""Plain Dagster, nothing of ours: for testing the servers themselves."""
 
 import os
 import time
