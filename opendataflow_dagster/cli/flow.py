@@ -145,7 +145,7 @@ def apply(
         _refuse_other_hash(store, flow, adopt, expected)
         expected = None
         store.init()
-        click.echo(f"The tables are made in {store.db.where}.", err=True)
+        click.echo(f"Created the tables in {store.db.where}.", err=True)
     done = apply_flow(store, flow, expected=expected, adopt=adopt)
     for note in done.notes:
         click.echo(printable(note), err=True)
@@ -312,7 +312,7 @@ def _done(plan: "FlowPlan") -> str:
     """What an apply has written."""
     words = {"add": "added", "change": "changed", "remove": "removed"}
     parts = [f"{count} {word}" for action, word in words.items() if (count := plan.count(action))]
-    parts += [f"{len(plan.noted)} adopted as they are"] if plan.noted else []
+    parts += [f"{len(plan.noted)} adopted unchanged"] if plan.noted else []
     return f"Flow {printable(plan.flow)!r}: {', '.join(parts) or 'nothing to do'}"
 
 

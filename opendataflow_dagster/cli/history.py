@@ -153,12 +153,12 @@ def history(
     """
     if pipeline is not None:
         if named_job or dataid or dataset or policy or since or follow or words or everything:
-            raise WrongUse("--pipeline goes with DATAID, --limit and --json, and with no other.")
+            raise WrongUse("Use --pipeline only with DATAID, --limit and --json.")
         _show_steps(ctx, pipeline, job, limit or LISTED_ROWS, as_json)
         return
     if named_job is not None:
         if job is not None and dataid is not None:
-            raise WrongUse("The job is named twice. Give it as JOB or by --job.")
+            raise WrongUse("The job is given twice. Use JOB or --job, not both.")
         job, dataid = named_job, job
     if everything and (follow or limit):
         raise WrongUse("Use one of --all, --limit and --follow.")
@@ -167,7 +167,7 @@ def history(
     start = parse_time(store, since) if since else None
     if policy is not None:
         if job or dataset or follow or statuses:
-            raise WrongUse("--policy goes with --since, --limit, --all and --json, and no other.")
+            raise WrongUse("Use --policy only with --since, --limit, --all and --json.")
         changes = registrations(store, jobid=policy, since=start)
         if not changes:
             refuse_unknown_job(store, policy)
@@ -262,7 +262,7 @@ def _show_events(events: Iterable[Event], as_json: bool) -> None:
     )
     if not as_json and sys.stdout.isatty():
         rows = map(_for_a_screen, rows)
-    show_first(rows, None, as_json=as_json, empty="History has nothing of it.")
+    show_first(rows, None, as_json=as_json, empty="No changes are recorded.")
 
 
 @history.command("clean")

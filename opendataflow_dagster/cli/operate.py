@@ -196,7 +196,7 @@ def _hold_or_release(
     if act is operations.hold:
         after, same = "HOLD", "already on HOLD"
     else:
-        after, same = "what it was" if moved.chunks == 1 else "what they were", "not on HOLD"
+        after, same = "", "not on HOLD"
     _report_moves(ctx, moved, after, same, plan, strict, as_json)
 
 
@@ -299,12 +299,16 @@ def _report_moves(
     """List the moves for a program or a plan, and summarize them for a person."""
     if as_json or (plan and moved.moves):
         _show((move._asdict() for move in moved.moves), as_json)
-    verb = "would become" if plan else "became"
+    if after:
+        done = f"{'would become' if plan else 'became'} {after}"
+    else:
+        done = "would be released" if plan else "released"
     if moved.cut:
         click.echo(f"The plan covers only {PLANNED_CHUNKS:,} chunks: --json covers all.", err=True)
     jobs = len({move.jobid for move in moved.moves})
     whose = f" of {jobs} jobs" if jobs > 1 else ""
-    click.echo(f"{count_of(moved.chunks, 'chunk')}{whose} {verb} {after}.", err=True)
+    if moved.moves or not moved.same:
+        click.echo(f"{count_of(moved.chunks, 'chunk')}{whose} {done}.", err=True)
     if moved.same:
         click.echo(f"{count_of(len(moved.same), 'chunk')} {same}: nothing to do.", err=True)
     for row in moved.left[:5]:

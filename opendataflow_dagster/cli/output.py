@@ -122,17 +122,18 @@ def refuse_unknown_pipeline(store: Store, slug: str) -> None:
     like = did_you_mean(slug, job_names(store)) or "."
     raise Refused(
         f"There is no pipeline {slug!r}, and no project.yml here{like} "
-        "`odf job list` tells what there is.",
+        "`odf job list` shows all jobs.",
         code="NOT_REGISTERED",
     )
 
 
 def show(rows: Sequence[dict[str, Any]], *, as_json: bool, empty: str = "Nothing to show.") -> None:
-    """Print rows to stdout; what there is to say when there are none goes to stderr."""
+    """Print rows to stdout; if there are none, print `empty` to stderr."""
     if as_json:
         print(json_text(rows, indent=1))
     elif not rows:
-        click.echo(empty, err=True)
+        if empty:
+            click.echo(empty, err=True)
     elif sys.stdout.isatty():
         _table(rows)
     else:
@@ -178,7 +179,7 @@ def some_of(store: Store, datasetids: Iterable[str], everything: bool) -> dict[s
 def read_word(word: str) -> str:
     """The status that a person names."""
     if word.upper() not in WORDS:
-        raise WrongUse(f"{word[:40]!r} isn't a status. There are {', '.join(Status)}.")
+        raise WrongUse(f"{word[:40]!r} isn't a status. The statuses are {', '.join(Status)}.")
     return WORDS[word.upper()]
 
 

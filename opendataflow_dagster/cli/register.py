@@ -257,7 +257,7 @@ def policy(ctx: click.Context, jobid: str, dials: tuple[str, ...], as_json: bool
 
         register(store, project, jobid)
     if dials:
-        row = registry.set_policy(store, jobid, dict(_pair(word, "a dial") for word in dials))
+        row = registry.set_policy(store, jobid, dict(_pair(word, "Dial") for word in dials))
     else:
         row = registry.policy(store, jobid)
     if as_json:
@@ -339,11 +339,11 @@ def split(
     elif plan and done.new:
         few = [done.new] if len(done.new) <= 6 else [done.new[:3], done.new[-3:]]
         show([row for some in few for row in _rows(datasetid, some)], as_json=False)
-    words = "would be registered" if plan else "are registered"
+    words = "would be registered" if plan else "registered"
     new, all_of_them = len(done.new), len(done.chunks)
     click.echo(
-        f"{new} chunks of {datasetid!r} {words} as {done.status}; "
-        f"{all_of_them - new} of these {all_of_them} were there already.",
+        f"{count_of(new, 'chunk')} of {datasetid!r} {words} as {done.status}; "
+        f"{all_of_them - new} of {all_of_them} existed already.",
         err=True,
     )
 
@@ -407,7 +407,7 @@ def _password(datasetid: str) -> str:
 def _pair(text: str, what: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
-        raise WrongUse(f"{text[:40]!r} isn't {what}. Write NAME=VALUE.")
+        raise WrongUse(f"{what} {text[:40]!r} has no value. Write NAME=VALUE.")
     return name, value
 
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from graphlib import TopologicalSorter
 from inspect import signature
+from shutil import which
 from typing import TYPE_CHECKING, Any
 
 from ..chunk import Chunk
@@ -15,7 +16,7 @@ from ..runner.run import Outcome, run_chunks
 from ..spark.job import function_in
 from ..store import open_configured, open_from
 from ..store.store import Store, refuse_flawed
-from ..util.text import printable, typed
+from ..util.text import did_you_mean, printable, typed
 from .fast_run import (
     RunLine,
     complain,
@@ -47,6 +48,12 @@ def run_named(line: RunLine) -> int:
     flow = Flow.load(FILE)
     job = flow.job(line.script)
     if job is None:
+        if which(line.script) is None:
+            like = did_you_mean(line.script, [job.jobid for job in flow.jobs]) or "."
+            raise WrongUse(
+                f"{FILE} has no job {line.script!r}, and PATH has no such program{like} "
+                f"For a script in this folder, run: odf run {typed('./' + line.script)}"
+            )
         return execute(line)
     refuse_own_options(line)
     return exit_code(_run(job, flow, line), strict=line.strict)

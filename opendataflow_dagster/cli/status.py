@@ -139,7 +139,9 @@ def status(
         return
     chosen = bool(words or since)
     if chosen and (grid or only_running or only_counts):
-        raise WrongUse("--status and --since list chunks: leave --grid, --running, --counts out.")
+        raise WrongUse(
+            "--status and --since list chunks: use them without --grid, --running, --counts."
+        )
     listed = chosen or everything or limit is not None or name is not None
     lists = not (only_counts or only_running) and (as_json or (listed and not grid))
     if lists:
@@ -394,7 +396,7 @@ def _print_explanation(explanation: Explanation) -> None:
         if explanation.dataid is None
         else f"{explanation.jobid} {explanation.dataid}"
     )
-    verb, be = ("could", "had been") if explanation.at else ("may", "is")
+    verb, has = ("could", "had") if explanation.at else ("may", "has")
     when = f" at {shown(explanation.at)}" if explanation.at else ""
     blocks = [reason for reason in explanation.reasons if reason.code not in ADVICE]
     if explanation.may_run:
@@ -406,12 +408,12 @@ def _print_explanation(explanation: Explanation) -> None:
         and blocks
         and blocks[0].code != "NOT_REGISTERED"
     ):
-        click.echo(f"{name}: nothing {be} to be run{when}: {explanation.code}")
+        click.echo(f"{name} {has} nothing to run{when}: {explanation.code}")
     else:
         click.echo(f"{name} {verb} not run{when}: {explanation.code}")
     if explanation.next_chunk is not None and explanation.dataid is None:
         click.echo(
-            f"  {explanation.counts.get('', 1)} chunks may be claimed; "
+            f"  {count_of(explanation.counts.get('', 1), 'chunk')} may be claimed; "
             f"the next is {explanation.next_chunk!r}"
         )
     for reason in explanation.reasons:
@@ -524,7 +526,7 @@ def drift(
             names = _translator(translator)
             instance = stack.enter_context(_dagster_instance())
         elif repair:
-            raise WrongUse("--repair is for Dagster's grid. Leave --no-dagster out.")
+            raise WrongUse("--repair corrects Dagster's grid: use it without --no-dagster.")
         if repair:
             _repair(store, instance, names)
         catalog = read_catalog(store)

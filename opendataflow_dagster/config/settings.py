@@ -144,7 +144,7 @@ def _unknown(key: str, file: str) -> WrongUse:
         like = did_you_mean(f"{head}.", [f"{SPARK}…"])
     return WrongUse(
         f"{file} has an unknown key {printable(key)[:40]!r}{like or '.'} Known keys are "
-        f"{', '.join(KEYS)}, and keys that begin with {SPARK}. Correct that line."
+        f"{', '.join(KEYS)}, and keys that begin with `{SPARK}`. Correct that line."
     )
 
 

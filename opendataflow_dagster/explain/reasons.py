@@ -178,7 +178,7 @@ def _unheard_of(state: State) -> Reason:
 
 def _locked(state: State, row: Row) -> Reason:
     claim = state.claims.get(row.jobid, {})
-    how = "made" if row.locktype == "OUT" else "read"
+    how = "produced" if row.locktype == "OUT" else "read"
     text = f"{row.datasetid!r} is being {how} by {row.jobid!r} since {shown(row.since)}"
     if state.at:
         return Reason("LOCKED", text + (f", by {row.who}" if row.who else ""))

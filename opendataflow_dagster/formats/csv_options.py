@@ -181,7 +181,7 @@ def csv_options(datasetid: str, text: str | None) -> CsvOptions:
             f'{printable(text[:60])!r} isn\'t an object of JSON, such as {{"delimiter": ";"}}.'
         )
     if unknown := sorted(set(given) - set(KEYS)):
-        raise wrong(f"there is no option {unknown[0]!r}. There are {', '.join(KEYS)}.")
+        raise wrong(f"there is no option {unknown[0]!r}. The options are {', '.join(KEYS)}.")
     for key in ("delimiter", "quote", "encoding", "null"):
         if not isinstance(given.get(key, ""), str):
             raise wrong(f"`{key}` must be a text, not {given[key]!r}.")

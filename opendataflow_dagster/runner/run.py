@@ -487,7 +487,7 @@ def is_alive(
     }
     if not (given["jobid"] and given["dataid"] and str(given["generation"] or "").isdigit()):
         raise WrongUse(
-            "No job runs here, so there is no claim to ask for. Name it: "
+            "No job runs here, so there is no claim to check. Name one: "
             "odf alive JOB DATAID --generation N."
         )
     given["generation"] = int(str(given["generation"]))

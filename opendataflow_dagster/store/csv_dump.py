@@ -83,7 +83,7 @@ def dump(store: Store, folder: str) -> dict[str, int]:
     """Write the three tables into a folder as they are now; how many rows, by table."""
     there = [table.path(folder) for table in TABLES if os.path.exists(table.path(folder))]
     if there:
-        raise Refused(f"{there[0]} exists, and isn't written over. Name another folder.")
+        raise Refused(f"{there[0]} already exists. Name another folder.")
     with store.db.reading():
         found = {table: store.db.records(f"transfer.{table.table}") for table in TABLES}
     os.makedirs(folder, exist_ok=True)

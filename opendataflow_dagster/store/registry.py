@@ -12,7 +12,7 @@ from ..errors import Refused, WrongUse
 from ..formats.csv_options import csv_options
 from ..model import DATASET_COLUMNS, DIALS, Plan, check_id, check_text, check_variable
 from ..util.text import count_of, typed
-from ..util.times import from_table, parse_duration, parse_time, to_table
+from ..util.times import FOREVER_YEAR, from_table, parse_duration, parse_time, to_table
 from .moves import person
 from .operations import EXTERNAL, is_registered, unknown_dataset
 from .store import Store, refuse_flawed
@@ -22,7 +22,7 @@ SPLIT = "split"
 
 WRITE_MODES = ("append", "replace")
 
-FOREVER = datetime(9999, 1, 1, tzinfo=UTC)
+FOREVER = datetime(FOREVER_YEAR, 1, 1, tzinfo=UTC)
 
 LARGEST_INTEGER = 2**31 - 1
 """What a dial's column can hold on PostgreSQL."""

@@ -67,8 +67,14 @@ def from_table(store: StoreClock, value: Any) -> datetime | None:
     return value.astimezone(zone(store)) if isinstance(value, datetime) else None
 
 
+FOREVER_YEAR = 9999
+"""The year of a time that stands for no end, such as that of a pause."""
+
+
 def shown(moment: datetime | None) -> str:
     """A time for a sentence."""
+    if moment and moment.year == FOREVER_YEAR:
+        return "further notice"
     return moment.strftime("%Y-%m-%d %H:%M:%S") if moment else "an unknown time"
 
 

@@ -215,7 +215,7 @@ def test_a_table_is_split_and_split_again(odf: Odf, store: Store) -> None:
     ]
     planned = odf(*words, "--plan")
     assert planned.stderr == (
-        "12 chunks of 'orders' would be registered as READY; 0 of these 12 were there already.\n"
+        "12 chunks of 'orders' would be registered as READY; 0 of 12 existed already.\n"
     )
     assert [line.split()[1] for line in planned.stdout.splitlines()[1:]] == [
         "2026-01",

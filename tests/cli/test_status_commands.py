@@ -483,7 +483,7 @@ def test_runs_and_history_list_what_happened(line: Store) -> None:
     assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (
         0,
         "",
-        "History has nothing of it.\n",
+        "No changes are recorded.\n",
     )
 
 
@@ -532,7 +532,7 @@ def test_why_explains_to_people(line: Store) -> None:
     assert (first, claimable) == ("load may run.", "  2 chunks may be claimed; the next is '2'")
     assert held.startswith("  HELD: 1 chunk ('9'): 'b' is FAILED since 20")
     assert action == "    → odf resubmit load 9"
-    assert odf("why", "fetch").stdout.startswith("fetch: nothing is to be run: ALREADY_DONE\n")
+    assert odf("why", "fetch").stdout.startswith("fetch has nothing to run: ALREADY_DONE\n")
     sql(line, "update registration set found = 1")  # as if it had always been there
     past = odf("why", "load", "9", "--at", "2001-01-01")
     assert past.stdout.startswith("load 9 could not run at 2001-01-01 00:00:00: DATA_NOT_READY")

@@ -230,7 +230,10 @@ def test_without_pyspark_the_failure_says_what_to_install(
     ("change", "told"),
     [
         ("update datastatus set status = 'HOLD'", "DATA_NOT_READY: 'bobin' is HOLD by 'loader'"),
-        ("update datastatus set status = 'RUNNING'", "DATA_NOT_READY: 'bobin' is being made by"),
+        (
+            "update datastatus set status = 'RUNNING'",
+            "DATA_NOT_READY: 'bobin' is being produced by",
+        ),
         ("delete from dataset where datasetid = 'bobin'", "NOT_REGISTERED: dataset 'bobin' isn't"),
         ("update dataset set hostname = '/no'", "INVALID_LOCATION: 'bobin' is registered at /no,"),
     ],
@@ -348,7 +351,7 @@ def test_a_chunk_claimed_by_another_worker_is_refused(
 
     ran = run(maker(), "1", resubmit="true")
 
-    assert ran.reason.startswith("LOCKED: 'bobout' is being made by 'loadbob'")
+    assert ran.reason.startswith("LOCKED: 'bobout' is being produced by 'loadbob'")
     assert "by other" in ran.reason
     assert status(store, "bobout", "1", "loadbob") == "RUNNING"
 
@@ -631,7 +634,7 @@ def test_after_a_kill_between_publish_and_ready_nothing_is_read_until_a_rerun(
     def below(bobout: pd.DataFrame) -> None:
         seen.append(bobout)
 
-    assert run(asset(below), "1").reason.startswith("DATA_NOT_READY: 'bobout' is being made by")
+    assert run(asset(below), "1").reason.startswith("DATA_NOT_READY: 'bobout' is being produced by")
     expire(store)
     assert run(maker(), "1").success
     assert run(asset(below), "1").success

@@ -94,7 +94,7 @@ def test_the_output_is_the_originals(loadbob: Store) -> None:
         "Reason: exit code 3",
         "1 rows updated to FAILED for loadbob and 2.0 1 IN file-local locks released",
         "no suitable data available for job. Not running it: "
-        "blocked: 1 FAILED or on HOLD, 1 done; `odf why loadbob` tells more",
+        "blocked: 1 FAILED or on HOLD, 1 done; details: `odf why loadbob`",
     ]
 
 
@@ -106,7 +106,7 @@ def test_with_nothing_to_do_it_says_whether_all_is_done_or_what_blocks(
         assert run(loadbob, say=said.append) == IDLE
         return said[0].partition("no suitable data available for job. Not running it: ")[2]
 
-    more = "; `odf why loadbob` tells more"
+    more = "; details: `odf why loadbob`"
     assert why() == f"no chunk is known yet{more}"
     for number in range(4):
         put(loadbob, "bobin", str(number))
@@ -461,7 +461,7 @@ def test_all_with_nothing_to_do_says_so(loadbob: Store) -> None:
     said: list[str] = []
     assert run(loadbob, say=said.append, all_chunks=True, workers=2) == IDLE
     nothing = ": no suitable data available for job. Not running it: "
-    assert said[0].endswith(f"{nothing}no chunk is known yet; `odf why loadbob` tells more")
+    assert said[0].endswith(f"{nothing}no chunk is known yet; details: `odf why loadbob`")
 
 
 def test_an_error_in_a_worker_ends_the_run_with_it(loadbob: Store) -> None:

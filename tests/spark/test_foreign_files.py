@@ -211,7 +211,7 @@ def test_texts_stay_texts(copying: Line, strings: str) -> None:
     [
         ("{", "isn't JSON"),
         ("[1]", "isn't an object of JSON"),
-        ('{"delimeter": ";"}', "there is no option 'delimeter'. There are delimiter, quote,"),
+        ('{"delimeter": ";"}', "there is no option 'delimeter'. The options are delimiter, quote,"),
         ('{"delimiter": ";;"}', "`delimiter` must be one character, not ';;'"),
         ('{"delimiter": ""}', "`delimiter` must be one character"),
         ('{"quote": 1}', "`quote` must be a text"),

@@ -602,7 +602,7 @@ def test_a_published_chunk_is_read_back_once_it_is_ready(line: Store, tmp_path: 
 
     assert result.rows == 3
     assert result.location == str(tmp_path / "out" / "dataid=1")
-    with pytest.raises(Refused, match="'bobout' is being made by 'loadbob'"):
+    with pytest.raises(Refused, match="'bobout' is being produced by 'loadbob'"):
         loaded(line, "bobout", "1")
     line.finish(chunk.claim)
     assert_frame_equal(loaded(line, "bobout", "1"), FRAME)

@@ -258,7 +258,7 @@ def test_history_shows_the_changes_of_a_dataset_among_those_of_its_chunks(url: s
     assert "registered" in shown
     for words, code, says in (
         (("--policy", "laod"), 4, "Did you mean 'load'?"),
-        (("load", "--policy", "load"), 2, "--policy goes with --since"),
+        (("load", "--policy", "load"), 2, "Use --policy only with --since"),
     ):
         refused = odf(url, "history", *words)
         assert (refused.exit_code, says in refused.stderr) == (code, True), refused.output
