@@ -13,7 +13,7 @@ HOWTO = sorted((ROOT / "docs" / "howto").glob("*.md"))
 INSTALL = ROOT / "docs" / "howto" / "install.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md")), *HOWTO]
 UPDATE = "to update: python -m tests.support.transcripts"
-BLOCK = re.compile(r'^ *```(\w*)(?: title="(.+)")?\n(.*?)^ *```$', re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r'^ *```(\w*)(?: title="([^"]+)")?\n(.*?)^ *```$', re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.timeout(300)
