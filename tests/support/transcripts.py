@@ -49,7 +49,7 @@ def stand_ins(text: str, folder: Path, programs: Path) -> Iterator[tuple[dict[st
         Path(place).mkdir(parents=True)
     places[INSTALLED] = f'"{ROOT}"'  # the wheel has sql/ inside of the package
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-    if SERVER not in text:
+    if not any(SERVER in block for block in BLOCK.findall(text)):
         yield places, path
         return
     with Server() as server:
