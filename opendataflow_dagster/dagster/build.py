@@ -93,8 +93,8 @@ def build_definitions(
             `@dataflow_assets(inputs=…, outputs=…)` are added to it.
         assets: Assets of `@dataflow_assets`, and any other assets of yours.
         functions: By job, the function that runs it: `fn(chunk)` or `fn(chunk, context)`.
-        scripts: By job, the script that runs it; or a folder, of which every executable file named
-            like a job is used.
+        scripts: By job, the script that runs it; or a folder, whose executable files are used if
+            they are named like a job.
         options: By job, Dagster's options for its step and assets, such as
             `{"report": {"pool": "few", "retry_policy": dg.RetryPolicy()}}`, see `JobOptions`.
         checks: Checks of the datasets that functions and scripts write.

@@ -249,7 +249,7 @@ class YamlTranslator(DataflowTranslator):
     def asset_key(self, datasetid: str) -> dg.AssetKey:
         if datasetid not in self._keys:
             key = super().asset_key(datasetid)
-            # The mirror asks for keys of datasets of which it knows only the id.
+            # The mirror asks for keys of datasets that it knows only by id.
             values = self._translate(dg.AssetSpec(key), CatalogDataset(datasetid, {}), KEYS)
             if values.get("key"):
                 key = dg.AssetKey.from_user_string(values["key"])

@@ -23,7 +23,7 @@ from .translator import DataflowTranslator
 REPAIR_COMMAND = "odf drift --repair"
 
 PIECE_PARTITIONS = 1000
-"""Partitions that are looked at between two looks at the clock."""
+"""Partitions compared between two checks of the time."""
 
 NO_ROW = Truth(PENDING, "", None)
 """The truth about a chunk that the tables don't have."""
@@ -365,5 +365,5 @@ def _order(dataid: str) -> tuple[str, str]:
 
 
 def in_pieces(items: list, size: int = PIECE_PARTITIONS) -> Iterable[list]:
-    """Pieces of a list, each so small that the clock can be looked at between two."""
+    """Yield pieces of a list, small enough to check the time between two."""
     return (items[start : start + size] for start in range(0, len(items), size))

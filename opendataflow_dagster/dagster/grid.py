@@ -483,8 +483,8 @@ class Mirror(PublicMirror):
                 query = sql.select(_EVENTS.id, before)
                 query = query.where(_EVENTS.id.in_(some), at > LONGEST_ENTRY)
                 for number, text in db.execute(query):
-                    if told := re.search(r'"value": (\d+)$', text):
-                        found[printed[number]] = number, told[1]
+                    if match := re.search(r'"value": (\d+)$', text):
+                        found[printed[number]] = number, match[1]
         return found
 
     def statuses(self, run_ids: set[str]) -> dict[str, dg.DagsterRunStatus]:

@@ -304,7 +304,7 @@ def _job_body(
 
 
 class _Ports(NamedTuple):
-    """The inputs and outputs of an op, by name, and what they stand for."""
+    """The inputs and outputs of an op, by name, with their datasets."""
 
     ins: dict[str, dg.AssetKey]
     outs: dict[str, dg.AssetKey]

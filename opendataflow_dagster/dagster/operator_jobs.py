@@ -304,8 +304,8 @@ def _lines(shown: Mapping[str, Any]) -> str:
     """Return the same as text: a line with single values, then the lists."""
     brief = {key: value for key, value in shown.items() if not isinstance(value, Rows)}
     is_plan = brief.pop("dry run", False)
-    told = ["dry run, nothing is changed"] * is_plan
-    lines = [" · ".join([*told, *(f"{key}: {value}" for key, value in brief.items())])]
+    words = ["dry run, nothing is changed"] * is_plan
+    lines = [" · ".join([*words, *(f"{key}: {value}" for key, value in brief.items())])]
     for key, listed in shown.items():
         if isinstance(listed, Rows) and listed.rows:
             lines += ["", f"{key} ({', '.join(listed.heads)}):"]

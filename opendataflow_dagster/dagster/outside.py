@@ -396,8 +396,8 @@ def _counts(found: list[ExecutionOutcome]) -> str:
     for each in found:
         word = each.status or "gone"
         counts[word] = counts.get(word, 0) + 1
-    told = ", ".join(f"{count:,} {word}" for word, count in sorted(counts.items()))
-    return f"{len(found):,} chunk{'s' * (len(found) != 1)}: {told}"
+    by_status = ", ".join(f"{count:,} {word}" for word, count in sorted(counts.items()))
+    return f"{len(found):,} chunk{'s' * (len(found) != 1)}: {by_status}"
 
 
 def _is_dagsters(name: str) -> bool:

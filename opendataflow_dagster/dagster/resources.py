@@ -1,7 +1,7 @@
 """The tables as a Dagster resource, and what a code location needs in them.
 
-The resource is configured, or the one that `odf` would use here. What the tables lack of a code
-location is added where that is wanted, or else told.
+The resource is configured, or the one that `odf` would use here. What the tables lack for a code
+location is registered if the settings say so, and reported otherwise.
 """
 
 import hashlib
@@ -351,7 +351,7 @@ class LocationRegistration(NamedTuple):
             plan = plan_flow(store, flow)
         if not plan.changes:
             return added.rstrip()
-        # A person has to look at conflicts: applying them would be refused.
+        # A person has to resolve conflicts: applying them would be refused.
         command = self.command.replace("apply", "plan", 1) if plan.conflicts else self.command
         return (
             f"{added}The tables differ from flow {flow.name!r}: {plan.summary} "

@@ -418,7 +418,7 @@ class _Addition(NamedTuple):
     present: dict[Claim, FilePart]
     """What the file has of the same chunks."""
     known: list[str]
-    """The dataids of which the tables know parts."""
+    """The dataids whose parts the tables know."""
     batch: Batch
 
     @property

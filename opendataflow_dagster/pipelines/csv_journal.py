@@ -293,7 +293,7 @@ def mend(path: str, journal: Journal, is_committed: Callable[[Batch], bool] | No
         untouched = digest(file.read(min(batch.at, CONTEXT_BYTES))) == batch.before
         if (untouched and batch.at < size <= batch.end) or (is_whole and size > batch.end):
             file.seek(batch.end)
-            more = file.read()  # somebody has added to it since
+            more = file.read()  # somebody appended to it meanwhile
             file.seek(batch.at)
             file.write(more)
             file.truncate()

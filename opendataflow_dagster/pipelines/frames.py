@@ -245,7 +245,7 @@ class Spill:
     def times(self) -> dict[int, int]:
         """Return how many decimals of a second each column of times has; -1 if all are days.
 
-        pandas writes a frame's times like that: it looks at all of them at once.
+        pandas writes times like that: it considers all times of a frame together.
         """
         pyarrow = need("pyarrow")
         found = {}

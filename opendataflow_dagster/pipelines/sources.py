@@ -463,7 +463,7 @@ class InMemory:
 
 
 class Once(Source):
-    """A source of which all steps of a run see one version.
+    """A source that shows all steps of a run the same version.
 
     Pandas frames are kept, and so are rows without a known version. Files that Spark reads are
     large: they stay where they are, and are refused once they change.

@@ -181,11 +181,11 @@ class WholeTable(Rows):
             if not self._is_of_the_rows(connection, error):
                 raise
             self._execute(connection, "undo")
-            return self._told(error, frame)
+            return self._verdict(error, frame)
         self._execute(connection, "keep")
         return Result(len(frame), location=self.table.location)
 
-    def _told(self, error: Exception, frame: Any) -> DataflowError:
+    def _verdict(self, error: Exception, frame: Any) -> DataflowError:
         if isinstance(error, _drivers()):
             return DataflowError(f"{self.table.location}: {first_line(error)}")
         seen = frame.typical() if isinstance(frame, Spill) else frame
@@ -324,7 +324,7 @@ def columns_for(frame: Any, dialect: str, *, items: bool = False) -> dict[str, s
 
 
 def only_once(columns: Iterable[Any], dialect: str) -> None:
-    """Refuse columns with one name, of which SQLite would keep the first; there, A equals a."""
+    """Refuse columns with one name: SQLite, where A equals a, would keep only the first."""
     seen: dict[str, str] = {}
     for name in map(str, columns):
         known = name if dialect == POSTGRES else name.translate(_SMALL)

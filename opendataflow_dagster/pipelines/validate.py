@@ -66,7 +66,7 @@ class Difference(NamedTuple):
         place = f"column {_shown(self.column)}, row {self.row}"
         return f"{place}: expected {_shown(self.expected)}, got {_shown(self.got)}"
 
-    def told(self) -> dict[str, Any]:
+    def as_object(self) -> dict[str, Any]:
         """Return an object for JSON; rows count from 0, as in pandas."""
         column = None if self.column is None else str(self.column)
         row = {"column": column, "row": self.row}
@@ -536,7 +536,7 @@ def object_of(verdict: ValidationResult) -> dict[str, Any]:
         "status": "passed" if verdict.passed else "failed",
         "seconds": round(verdict.seconds, 4),
         "message": verdict.message or None,
-        "differences": [difference.told() for difference in verdict.differences],
+        "differences": [difference.as_object() for difference in verdict.differences],
         "traceback": verdict.traceback or None,
         "printed": verdict.printed,
     }

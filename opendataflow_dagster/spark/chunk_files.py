@@ -425,7 +425,7 @@ _BLOCK_BYTES = 2**20
 
 
 def line_aggregates(schema: "StructType", format: str) -> list[str]:
-    """The aggregates that tell, while a frame is written, how its files are to be read."""
+    """Return the aggregates, computed during a write, that say how to read the files."""
     from pyspark.sql import types
 
     if not format_of(format).is_delimited:

@@ -302,7 +302,7 @@ def read_rows(
         return whole
     if table.column not in whole.columns:
         raise Refused(
-            f"{table.location} has no column {table.column!r}, by which it is split.",
+            f"{table.location} has no column {table.column!r}, which it is split by.",
             code="INVALID_LOCATION",
         )
     type = whole.schema[table.column].dataType

@@ -288,19 +288,19 @@ def _column_loads(
 ) -> dict[int, ColumnLoad]:
     """Return how each column of a frame gets into the table, by its number in the frame."""
     known = {column.name: column for column in columns}
-    table, told = rows.table, [field.name for field in df.schema]
-    wrong = [f"the table has no column {name!r}" for name in told if name not in known]
+    table, present = rows.table, [field.name for field in df.schema]
+    wrong = [f"the table has no column {name!r}" for name in present if name not in known]
     wrong += [
-        f"{name!r} occurs {told.count(name)} times"
-        for name in dict.fromkeys(told)
-        if told.count(name) > 1
+        f"{name!r} occurs {present.count(name)} times"
+        for name in dict.fromkeys(present)
+        if present.count(name) > 1
     ]
     wrong += [
         f"{name!r} is required but missing"
         for name, column in known.items()
-        if column.needed and name not in told and name != table.column
+        if column.needed and name not in present and name != table.column
     ]
-    if table.column not in told and not rows.is_value:
+    if table.column not in present and not rows.is_value:
         wrong.append(f"{table.column!r} is missing, which the table is split by")
     found: dict[int, ColumnLoad] = {}
     for at, field in enumerate(df.schema):
@@ -349,7 +349,7 @@ def _loader(
 
 def column_load(name: str, type: "DataType", target: Column) -> ColumnLoad | str:
     """Return how to load a column, or why that is impossible."""
-    told, kind = type.simpleString(), _kind(type)
+    frame_type, kind = type.simpleString(), _kind(type)
     natural = _STAGED_TYPES.get(kind)
     scale: int | None = getattr(type, "scale", None)
 
@@ -357,13 +357,19 @@ def column_load(name: str, type: "DataType", target: Column) -> ColumnLoad | str
         expression: str, staged: str, cast: str | None, back: str = "", lost: str | None = None
     ) -> ColumnLoad:
         return ColumnLoad(
-            target, expression, staged, cast, back or f"cast({{}} as {told})", lost, told
+            target,
+            expression,
+            staged,
+            cast,
+            back or f"cast({{}} as {frame_type})",
+            lost,
+            frame_type,
         )
 
     if kind == "variant" and target.base in _JSON:
         return way("to_json({})", TEXT, target.type, "parse_json({})")
     if kind in ("array", "map", "struct") and target.base in _JSON:
-        schema = told.replace("'", "\\'").replace("{", "{{").replace("}", "}}")
+        schema = frame_type.replace("'", "\\'").replace("{", "{{").replace("}", "}}")
         return way("to_json({})", TEXT, target.type, f"from_json({{}}, '{schema}')")
     if kind == "array" and target.is_array:
         element = getattr(type, "elementType")  # noqa: B009
@@ -383,13 +389,13 @@ def column_load(name: str, type: "DataType", target: Column) -> ColumnLoad | str
         lost = types.value_loss(target.base, None, target)
         return way(f"cast({{}} as {SAME_TYPES[target.base]})", target.base, None, lost=lost)
     elif natural is not None and _is_kept(natural, target):
-        staged = told.replace("decimal", "numeric") if natural == "numeric" else natural
+        staged = frame_type.replace("decimal", "numeric") if natural == "numeric" else natural
         # PostgreSQL's own cast keeps 15 digits of a double; its text has all of them.
         cast = "text::numeric" if (natural[:5], target.base) == ("float", "numeric") else None
         expression = "cast({} as smallint)" if kind == "tinyint" else "{}"
         lost = types.value_loss(natural, scale, target)
         return way(expression, staged, cast, lost=lost)
-    return f"{name!r} is {told} in the frame but {target.type} in the table"
+    return f"{name!r} is {frame_type} in the frame but {target.type} in the table"
 
 
 def _is_kept(natural: str, target: Column) -> bool:

@@ -170,11 +170,10 @@ class SqlRule(RowRule):
     def _analyze(self, df: "DataFrame") -> str | None:
         from pyspark.errors import AnalysisException
 
-        [told] = df.selectExpr(f"(\n{self.sql}\n) as told").schema
-        if told.dataType.typeName() not in ("boolean", "void"):
-            return (
-                f"{abbreviated_sql(self.sql)} is {told.dataType.simpleString()}, not true or false"
-            )
+        [answer] = df.selectExpr(f"(\n{self.sql}\n) as answer").schema
+        if answer.dataType.typeName() not in ("boolean", "void"):
+            kind = answer.dataType.simpleString()
+            return f"{abbreviated_sql(self.sql)} is {kind}, not true or false"
         try:
             return super()._analyze(df)
         except AnalysisException:

@@ -90,7 +90,7 @@ def given_conf(
     conf: Mapping[str, Any] | None,
     environ: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
-    """What somebody has set, without our defaults: a master, or the address of a server."""
+    """Return what is set apart from our defaults, such as a master or a server's address."""
     values = settings.values if settings else {}
     layers = [
         ("the environment", _environment(environ)),

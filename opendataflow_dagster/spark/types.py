@@ -359,7 +359,7 @@ def observed_losses(
     from pyspark.sql import functions as F
 
     types = {field.name: field.dataType for field in there}
-    sent, lost, told = [], [], []
+    sent, lost, columns = [], [], []
     for field in df.schema:
         name, kind = quoted(field.name), field.dataType
         target, scale = types.get(field.name), digits.get(field.name, _MICROSECONDS)
@@ -368,13 +368,13 @@ def observed_losses(
             cast = f"try_cast({name} as {target.simpleString()})"
             sent.append(f"{cast} as {name}")
             lost.append(_lost(name, cast, kind, target))
-            told.append((field.name, kind.simpleString(), target.simpleString()))
+            columns.append((field.name, kind.simpleString(), target.simpleString()))
             continue
         sent.append(name)
         if kind.simpleString() in _SPARK_TIMES and scale < _MICROSECONDS:
             rest = f"unix_micros(cast({name} as timestamp)) % {10 ** (_MICROSECONDS - scale)}"
             lost.append(f"{rest} <> 0")
-            told.append((field.name, kind.simpleString(), f"timestamp({scale})"))
+            columns.append((field.name, kind.simpleString(), f"timestamp({scale})"))
     if not lost:
         return df, list
     observation: Any = Observation()
@@ -383,7 +383,7 @@ def observed_losses(
 
     def losses() -> list[tuple[str, str, str, int]]:
         values = taken.aggregates()
-        return [(*column, values.get(f"lost_{at}") or 0) for at, column in enumerate(told)]
+        return [(*column, values.get(f"lost_{at}") or 0) for at, column in enumerate(columns)]
 
     return df.observe(observation, *counts).selectExpr(*sent), losses
 
