@@ -330,7 +330,7 @@ def test_several_outputs_with_odd_names_are_kept_apart(
     ran = run(assets, "x%2C y", domain="a-b")
 
     assert ran.success
-    assert {name: metadata(event)["rows"] for (name, _), event in ran.made.items()} == {
+    assert {name: metadata(event).get("rows") for (name, _), event in ran.made.items()} == {
         "input": None,
         "out_x2F_1": 1,
         "out 1": None,
