@@ -537,11 +537,12 @@ def insert_events(db: sql.Connection, entries: Sequence[dg.EventLogEntry]) -> li
 
 def _row(entry: dg.EventLogEntry) -> dict[str, Any]:
     event = entry.dagster_event
-    asset = event.asset_key if event else None
+    asset, kind = (event.asset_key, event.event_type_value) if event else (None, "PIPELINE_")
     return {
         "run_id": entry.run_id,
         "event": serialize_value(entry),
-        "dagster_event_type": event.event_type_value if event else None,
+        # Sensors of run statuses find their events by this: a run's page needs some all the same.
+        "dagster_event_type": None if kind.startswith("PIPELINE_") else kind,
         "timestamp": datetime.fromtimestamp(entry.timestamp, UTC).replace(tzinfo=None),
         "step_key": entry.step_key,
         "asset_key": asset.to_string() if asset else None,

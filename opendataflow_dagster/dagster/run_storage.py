@@ -25,6 +25,15 @@ _EVENTS = SqlEventLogStorageTable.c
 _MATERIALIZED = dg.DagsterEventType.ASSET_MATERIALIZATION.value
 
 
+RUN_STARTED = "PIPELINE_START"
+RUN_ENDS = {
+    "PIPELINE_SUCCESS": "succeeded",
+    "PIPELINE_FAILURE": "failed",
+    "PIPELINE_CANCELED": "left nothing",
+}
+"""The ends of a run, by which its page draws when its step was at work."""
+
+
 class ShownRun(NamedTuple):
     """A run to be stored, and the log that its page shows."""
 
@@ -160,10 +169,11 @@ def _row(shown: ShownRun) -> dict[str, Any]:
 
 def _log(shown: ShownRun) -> list[dg.EventLogEntry]:
     """Return what a run's page shows, in the order of time."""
-    entries = [_line(shown.run, *line) for line in shown.lines]
-    if not internals.flaws(internals.PAGES):
-        entries += _step(shown.run, shown.began, shown.ended, shown.error)
-    return sorted(entries, key=lambda entry: entry.timestamp)
+    lines = [_line(shown.run, *line) for line in shown.lines]
+    if internals.flaws(internals.PAGES):
+        return lines
+    first, *others = _steps(shown.run, shown.began, shown.ended, shown.error)
+    return [first, *sorted([*lines, *others], key=lambda entry: entry.timestamp)]
 
 
 def _line(run: dg.DagsterRun, at: float, level: int, text: str) -> dg.EventLogEntry:
@@ -179,16 +189,21 @@ def _line(run: dg.DagsterRun, at: float, level: int, text: str) -> dg.EventLogEn
     )
 
 
-def _step(
+def _steps(
     run: dg.DagsterRun, began: float, ended: float | None, error: str
 ) -> Iterable[dg.EventLogEntry]:
-    """Return the start and the end of the single step."""
+    """Return the start and the end of the run and of its single step."""
     from dagster._core.execution.plan.objects import StepFailureData, StepSuccessData
 
     def entry(kind: str, at: float, data: Any = None) -> dg.EventLogEntry:
-        event = dg.DagsterEvent(kind, run.job_name, step_key=STEP_KEY, event_specific_data=data)
+        message = f"{run.job_name}: {words[kind]} outside Dagster" if kind in words else None
+        event = dg.DagsterEvent(
+            kind, run.job_name, step_key=STEP_KEY, event_specific_data=data, message=message
+        )
         return _entry(run, event, at)
 
+    words = {RUN_STARTED: "began", **RUN_ENDS}
+    yield entry(RUN_STARTED, began)
     yield entry("STEP_START", began)
     if ended is not None and error:
         data = StepFailureData(error=_error(error), user_failure_data=None)
@@ -196,6 +211,8 @@ def _step(
     elif ended is not None:
         data = StepSuccessData(duration_ms=(ended - began) * 1000)
         yield entry("STEP_SUCCESS", ended, data)
+    if ended is not None:
+        yield entry(f"PIPELINE_{run.status.value}", ended)
 
 
 def _error(text: str) -> Any:

@@ -54,8 +54,10 @@ def test_a_process_is_one_run_from_its_first_chunk_to_its_last(grid: Grid) -> No
         for event in grid.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
         if event.dagster_event
     ]
-    last = grid.instance.all_logs(run.run_id)[-1]
-    assert last.dagster_event_type == dg.DagsterEventType.STEP_FAILURE, "its page shows the end"
+    kinds = [each.dagster_event_type for each in grid.instance.all_logs(run.run_id)]
+    ends = [dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE]
+    assert kinds[-2:] == ends, "its page shows the end"
+    assert dg.DagsterEventType.RUN_START in kinds, "its page draws when it was at work"
     assert failure.splitlines()[-2:] == [
         "To learn more: odf why copy 1",
         "To produce them again: odf resubmit copy 1",
@@ -132,6 +134,8 @@ def test_an_option_notifies_run_failure_sensors(grid: Grid, alerts: bool) -> Non
     grid.tick(runs=OutsideRuns(grid.store, grid.mirror, options=OutsideOptions(alerts=alerts)))
     changes = grid.instance.fetch_run_status_changes(dg.DagsterEventType.RUN_FAILURE, limit=10)
     assert len(changes.records) == int(alerts)
+    changes = grid.instance.fetch_run_status_changes(dg.DagsterEventType.RUN_START, limit=10)
+    assert not changes.records
 
 
 def test_checks_from_outside_are_on_the_checks_tab(grid: Grid) -> None:
