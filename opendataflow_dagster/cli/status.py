@@ -573,12 +573,15 @@ def _repair(store: Store, instance: Any, names: "DataflowTranslator | None") -> 
     from ..dagster.reconcile import repair
 
     done = repair(store, instance, names)
-    click.echo(
-        f"{count_of(done.writes, 'correction')}: {done.made} shown as READY, "
-        f"{done.planned} as running or failed, {done.cleared} as missing, "
-        f"{done.keys} partition keys, {done.runs} runs outside Dagster.",
-        err=True,
-    )
+    counts = {
+        f"{done.made} shown as READY": done.made,
+        f"{done.planned} as running or failed": done.planned,
+        f"{done.cleared} as missing": done.cleared,
+        count_of(done.keys, "partition key"): done.keys,
+        f"{count_of(done.runs, 'run')} outside Dagster": done.runs,
+    }
+    told = ", ".join(text for text, count in counts.items() if count)
+    click.echo(f"{count_of(done.writes, 'correction')}{': ' if told else ''}{told}.", err=True)
 
 
 def _changed(
