@@ -586,6 +586,8 @@ class _Run(Claimer):
             lines.append(f"{self.failed_before} more failed in an earlier try")
         all_chunks = len(bad) + self.produced + self.skipped
         head = f"{len(bad)} of {all_chunks} chunks of job {self.jobid!r} weren't produced:"
+        if all_chunks == 1:
+            head = f"The chunk of job {self.jobid!r} wasn't produced:"
         if again := len(bad.keys() & self.retries.requests.keys()):
             head = head[:-1] + retry_clause(again, len(bad) - again)
         return "\n".join([head, *first_of(lines, MAX_NAMED_CHUNKS)])

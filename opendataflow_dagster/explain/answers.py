@@ -18,6 +18,7 @@ from ..location import (
 from ..model import READY, RUNNING, Plan
 from ..store.history import Registration
 from ..store.store import Store
+from ..util.text import count_of
 from ..util.times import from_table, shown, to_table
 
 # Every row that decides about one chunk of one job, now or at a moment in the past.
@@ -318,7 +319,7 @@ def _consumed_line(
     datasetid: str, generation: int | None, rows: int | None, fingerprint: str | None
 ) -> str:
     about = f"{datasetid}: generation {generation or 'unknown'}"
-    about += f", {rows} rows" if rows is not None else ""
+    about += f", {count_of(rows, 'row')}" if rows is not None else ""
     return about + (f", fingerprint {fingerprint}" if fingerprint else "")
 
 

@@ -97,7 +97,7 @@ def test_an_existing_project_adds_opendataflow_in_ten_lines(tmp_path: Path) -> N
     assert both.returncode == 0, both.stderr
     assert (here / "report" / "2026-11-02.csv").read_text().split() == ["north,1550", "south,990"]
     assert broken.returncode == 1
-    assert "1 of 1 chunks of job 'check' weren't produced:" in broken.stderr
+    assert "The chunk of job 'check' wasn't produced:" in broken.stderr
     assert "FAILED" in why.stdout
     assert [line.strip() for line in status.stdout.splitlines()[1:6:2]] == ["RRR", ".RF", "R"]
 
