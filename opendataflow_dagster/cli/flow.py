@@ -10,7 +10,7 @@ import click
 from ..errors import DataflowError, NoDatabase
 from ..explain.self_check import Check
 from ..util.text import printable, typed
-from .output import count_of, fill_queues, in_pager, json_text, store_of
+from .output import count_of, fill_queues, in_pager, json_text, store_of, wrapped
 
 if TYPE_CHECKING:
     from ..flow.flow import Flow
@@ -287,7 +287,8 @@ def _show(planned: Planned) -> None:
         name = printable(change.name).ljust(min(width, 40))
         parts = [*map(_difference, change.differences), change.conflict, *effects]
         told = "; ".join(filter(None, parts))
-        line = f"{sign} {change.kind:<7}  {name}  {told}".rstrip()
+        start = f"{sign} {change.kind:<7}  {name}  "
+        line = wrapped((start + told).rstrip(), min(len(start), 24))
         click.echo(click.style(line, fg=COLOURS[sign]))
     click.echo(f"{_summary(planned.plan)} in {planned.where}. Next: {planned.next}", err=True)
 

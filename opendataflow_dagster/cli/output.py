@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -235,6 +236,19 @@ def shown_rows(rows: Iterable[dict[str, Any]], *, as_json: bool) -> list[dict[st
         return (value if as_json else value.replace(tzinfo=None)).isoformat(separator, precision)
 
     return [{key: text(value) for key, value in row.items()} for row in rows]
+
+
+def wrapped(text: str, indent: int) -> str:
+    """A sentence in lines that fit the terminal, indented from the second on; else as it is."""
+    if not sys.stdout.isatty():
+        return text
+    return textwrap.fill(
+        text,
+        shutil.get_terminal_size().columns,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 class Pager(io.TextIOBase):

@@ -50,6 +50,7 @@ from .output import (
     shown_rows,
     some_of,
     store_of,
+    wrapped,
 )
 
 if TYPE_CHECKING:
@@ -417,15 +418,14 @@ def _print_explanation(explanation: Explanation) -> None:
             f"the next is {explanation.next_chunk!r}"
         )
     for reason in explanation.reasons:
-        click.echo(f"  {reason.code}: {printable(reason.text)}")
+        click.echo(wrapped(f"  {reason.code}: {printable(reason.text)}", 4))
         if reason.action and not explanation.at:
             click.echo(f"    → {reason.action}")
     if explanation.answers:
         click.echo()
     for answer in explanation.answers:
-        click.echo(
-            f"{answer.question + '?':<12} {ANSWER_WORDS[answer.ok]:<8} {printable(answer.text)}"
-        )
+        label = f"{answer.question + '?':<12} {ANSWER_WORDS[answer.ok]:<8} "
+        click.echo(wrapped(label + printable(answer.text), len(label)))
     for note in explanation.notes:
         click.echo(note, err=True)
 

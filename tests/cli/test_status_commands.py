@@ -391,6 +391,8 @@ def test_a_long_listing_on_a_terminal_goes_through_the_pager(line: Store) -> Non
 def test_tables_fit_80_columns_and_lose_no_id(line: Store) -> None:
     line.db.execute("update datastatus set modified = '2026-01-01 00:00:00'", {})
     sql(line, "insert into jobpolicy (jobid, concurrency) values ('load', 3)")
+    path = "/a folder/" + "and one in it/" * 20
+    sql(line, f"insert into dataset (datasetid, hostname) values ('a', '{path}')")
     for words in (
         ("status",),
         ("status", "a"),

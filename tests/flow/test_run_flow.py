@@ -83,6 +83,14 @@ def test_a_slash_and_an_existing_file_are_scripts(odf: Odf, store: Store) -> Non
     assert "frist: not found in PATH" in refused
 
 
+def test_a_job_that_is_misspelled_gets_a_suggestion(odf: Odf) -> None:
+    job = Flow.load().jobs[0].jobid
+    shown = odf(f"{job}x", code=2).stderr
+    assert f"flow.yml has no job '{job}x'" in shown
+    assert f"Did you mean '{job}'?" in shown
+    assert f"odf run ./{job}x" in shown
+
+
 def test_running_a_job_without_a_script_says_what_runs_it(odf: Odf) -> None:
     Path("flow.yml").write_text("flow: shop\njobs: {p: {out: x, pipeline: crm}, none: {out: y}}\n")
     assert "/crm' has no project.yml" in odf("p", code=2).stderr
