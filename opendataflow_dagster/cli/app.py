@@ -1,4 +1,4 @@
-"""The commands of `odf`; each one's module is imported when it is asked for."""
+"""The commands of `odf`; a command's module is imported when the command is used."""
 
 import os
 from importlib import import_module

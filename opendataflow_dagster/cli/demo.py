@@ -102,7 +102,7 @@ class Tour:
         self.odf("job", "add", "report", "--in", "checked", "--out", "report")
 
     def receive(self, days: list[str]) -> None:
-        """Files arrive from outside, and the one who brings them runs `odf ready`."""
+        """Put files into the folder, as another system would, and run `odf ready` for them."""
         for day in days:
             rows = list(_sales(day))
             if day == BROKEN:

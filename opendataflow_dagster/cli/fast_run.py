@@ -46,7 +46,7 @@ EXCERPT_LETTERS = 300
 
 
 class RunLine(NamedTuple):
-    """What a command line of `odf run` asks for."""
+    """The command line of `odf run`."""
 
     script: str
     arguments: tuple[str, ...] = ()
@@ -126,7 +126,7 @@ def execute(line: RunLine) -> int:
 
 
 def run_script(line: RunLine, checks: "Sequence[Callable[[Chunk], Checked]]" = ()) -> Outcome:
-    """Run a script for the chunks of its job; `checks` are asked of each that it makes."""
+    """Run a script for the chunks of its job; each chunk that it produces gets the `checks`."""
     store = open_configured(line.config)
     jobid = line.job or job_of(line.script)
     many = line.all_chunks or line.workers > 1
@@ -212,7 +212,7 @@ class RunProgress:
             self._show(self._line)
 
     def say(self, line: str) -> None:
-        """Print a line above the progress, unless the progress tells the same."""
+        """Print a line above the progress, unless the progress says the same."""
         if any(phrase in line for phrase in ROUTINE):
             return
         with self._lock:
@@ -283,9 +283,9 @@ def narrator(stream: TextIO | None) -> Say:
 
 
 def run_guarded(work: Callable[[], int]) -> int:
-    """Do the work and return its exit code; an error is printed in one line, not as a traceback.
+    """Do the work and return its exit code; an error is printed in one line, without a traceback.
 
-    Errors that nobody expects are raised: their traceback belongs into a report.
+    Unexpected errors are raised: their traceback belongs in a report.
     """
     try:
         return work()

@@ -49,7 +49,7 @@ _adopt = click.option(
 
 
 class Planned(NamedTuple):
-    """A plan, for whom it was made, and what it does to chunks."""
+    """A plan, the command that applies it, and its effects on chunks."""
 
     plan: "FlowPlan"
     effects: list[list[str]]
@@ -269,7 +269,7 @@ def _planned(store: "Store", flow: "Flow", has_tables: bool, adopt: bool, comman
 
 
 def _refuse_other_hash(store: "Store", flow: "Flow", adopt: bool, expected: str | None) -> None:
-    """Refuse a stale plan before tables are made for it."""
+    """Refuse a stale plan before creating tables for it."""
     from ..flow.apply import refuse_stale
     from ..flow.plan import plan_of_nothing
 

@@ -188,7 +188,7 @@ def history(
 
 
 class _Selection(NamedTuple):
-    """Which changes are asked for; None is any."""
+    """Which changes to show; None is any."""
 
     job: str | None
     dataid: str | None
@@ -223,7 +223,7 @@ def _newest(store: Store, selection: _Selection, limit: int) -> list[Event]:
 
 
 def _registration_changes(store: Store, selection: _Selection) -> list[Event]:
-    """How a dataset's registration changed, if its changes are asked for as a whole."""
+    """The changes of a dataset's registration, if changes of the whole dataset are wanted."""
     if selection.dataset is None or selection.job or selection.dataid or selection.statuses:
         return []
     return registrations(store, datasetid=selection.dataset, since=selection.since)
@@ -300,7 +300,7 @@ def history_clean(
 
 
 def _refuse_typo(store: Store, slug: str) -> None:
-    """Refuse what no pipeline is called, nor was one of whose runs or items anything is left."""
+    """Refuse a name that no pipeline has, unless some of its runs or items are left."""
     left = steps_of(store, slug, limit=1) or runs(store, jobid=slug, limit=1)
     if not left and not any(clean_steps(store, slug, plan=True)):
         refuse_unknown_pipeline(store, slug)

@@ -347,7 +347,7 @@ def _pager() -> list[str]:
 
 
 def in_colour() -> bool:
-    """Whether standard output is a terminal with colours that nobody has switched off."""
+    """Whether standard output is a terminal with colours, and nobody switched them off."""
     return (
         sys.stdout.isatty()
         and not os.environ.get("NO_COLOR")
@@ -485,7 +485,7 @@ class StatusLine:
 
 
 def fill_queues(store: Store, jobid: str | None = None) -> None:
-    """Judge what jobs may claim and show how far it is; if it can't end now, workers go on."""
+    """Compute what jobs may claim, and show the progress; workers finish what can't end now."""
     line = StatusLine(sys.stderr)
     try:
         queued = store.fill(jobid, narrate=line)

@@ -23,7 +23,7 @@ SCRIPT_LINE = {"allow_interspersed_args": False, "ignore_unknown_options": False
 """Everything after the script belongs to the script."""
 
 CLAIM_SECONDS = 24 * 3600.0
-"""How long a claim of `odf start` lasts: nobody renews it while the program runs."""
+"""How long a claim of `odf start` lasts: nothing renews it while the program runs."""
 
 EXACT = "opendataflow_dagster.exact"
 """In the context: whether `--` stood before the script."""

@@ -44,7 +44,7 @@ STOPPED_CODE = 128
 
 
 def run_named(line: RunLine) -> int:
-    """Run the job of the flow here that is called like the script, or else the script."""
+    """Run the job of the flow with this name, or else the script."""
     flow = Flow.load(FILE)
     job = flow.job(line.script)
     if job is None:
@@ -140,7 +140,7 @@ def without_script(job: Job) -> Refused:
 
 
 def expectations(flow: Flow, job: Job) -> "list[Expectation]":
-    """What the flow expects of the chunks that a job makes."""
+    """The flow's expectations of the chunks that a job produces."""
     expected = flow.expected(job.jobid)
     if not expected:
         return []
@@ -177,9 +177,9 @@ def _run_function(job: Job, flow: Flow, line: RunLine) -> Outcome:
 
 
 def _run_pipeline(job: Job, flow: Flow, line: RunLine) -> Outcome:
-    """Run the pipeline that a job is, on the tables of the flow.
+    """Run a job's pipeline on the tables of the flow.
 
-    With `--all`, no new run is begun: what waits is run until nothing is left.
+    With `--all`, no new run is started: waiting runs are run until none is left.
     """
     from ..pipelines.project import find_project, read_project
     from ..pipelines.run import run_pipeline
@@ -207,7 +207,7 @@ def _run_pipeline(job: Job, flow: Flow, line: RunLine) -> Outcome:
 
 
 def load_function(job: Job, folder: str) -> Callable[[Chunk], Any]:
-    """The function that a job's `python:` names; of assets, the one that they were made of."""
+    """Return the function that a job's `python:` names; of assets, the function behind them."""
     found = function_in(job.python or "", folder, f"Job {job.jobid!r}")
     try:
         signature(found).bind(None)

@@ -454,7 +454,7 @@ def template(kind: str, name: str) -> dict[Path, str]:
 
 
 def _quoted(name: str) -> str:
-    """A name as YAML, whatever the folder is called: as JSON, but for letters without a shape."""
+    """Quote a name for YAML: as JSON does, but unprintable letters are escaped."""
     text = json.dumps(name, ensure_ascii=False)
     return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in text)
 
@@ -527,7 +527,7 @@ def _fit_into_project(folder: Path, files: Mapping[Path, str]) -> tuple[dict[Pat
 
 
 def _hook_of(folder: Path) -> tuple[Path, list[str]]:
-    """The module by which Dagster finds the flow, and what is left to do."""
+    """Return the module by which Dagster finds the flow, and what is left to do."""
     module = _tools(folder).get("dg", {}).get("project", {}).get("root_module", "")
     package = str(module).replace(".", "/")
     for place in (Path("src", package, "defs"), Path(package, "defs")):

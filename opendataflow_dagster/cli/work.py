@@ -1,4 +1,4 @@
-"""`odf work`: all jobs of a flow on this host, until it is told to end; and what it shows."""
+"""`odf work`: runs all jobs of a flow on this host until it is stopped, and shows the progress."""
 
 import json
 import os
@@ -62,7 +62,8 @@ FAILURES = ("FAILED", "LOST", "HOLD")
 SENTENCES = {
     "left_out": "{job} is left out: {why}",
     "trouble": "{job} can't be run: {why}",
-    "away": "The database is away: {why}. What runs goes on; nothing is claimed until it is back",
+    "away": "The database is down: {why}. Running scripts continue; nothing is claimed "
+    "until it is back",
     "back": "The database is back after {seconds:g} s",
     "draining": "{why}: claiming nothing more, {running} at work; a second signal stops them",
     "stopping": "{why}: stopping {running} at work",
@@ -71,11 +72,11 @@ SENTENCES = {
     "reloaded": "The flow has changed, and is read again",
     "finished": "done {done}, failed {failed}",
 }
-"""What a person is told of an event, on a terminal."""
+"""The sentence for an event, on a terminal."""
 
 
 class Report(Protocol):
-    """What is told of the work."""
+    """Receives what happens during the work."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
@@ -469,7 +470,7 @@ def _program(words: list[str]) -> JobStep:
 
 
 class _ProgramEvents:
-    """The file in which a program tells of its chunks, read as it grows."""
+    """The file in which a program reports its chunks, read as it grows."""
 
     def __init__(self, file: IO[bytes], claimed: TellClaimed, ended: TellEnded) -> None:
         self._file, self._claimed, self._ended = file, claimed, ended

@@ -25,7 +25,7 @@ from ..util.times import from_table, shown, to_table
 
 
 TIMES = ("started", "heartbeat", "lease_end", "retry_at")
-"""The columns of a claim that tell a time."""
+"""The columns of a claim that are times."""
 
 
 class Reason(NamedTuple):
@@ -83,13 +83,13 @@ class State(NamedTuple):
     versioned: frozenset[str] = frozenset()
     """The datasets whose places keep a version for their readers."""
     looks: Mapping[str, Look] = MappingProxyType({})
-    """What was found where the chunks are, if somebody looked."""
+    """What was found in the locations of the chunks, if somebody looked."""
 
     def outputs_of(self, datasetid: str) -> list[Row]:
         return [row for row in self.rows if row.datasetid == datasetid and row.locktype == "OUT"]
 
     def readers_of(self, datasetid: str) -> list[Row]:
-        """The rows of the other jobs that read a chunk, which isn't made again meanwhile."""
+        """The rows of other jobs that read a chunk; meanwhile it isn't produced again."""
         if datasetid in self.versioned:
             return []
         return [
@@ -122,7 +122,7 @@ class State(NamedTuple):
                 yield row, self.fact(row)
 
     def input_places(self) -> Iterator[tuple[str, str | None, str | None]]:
-        """Of each input that is there: where it is registered, and where this chunk was made."""
+        """For each existing input: where it is registered, and where this chunk was produced."""
         for row, fact in self.inputs():
             yield row.datasetid, self.places.get(row.datasetid), fact.get("location")
 
@@ -285,7 +285,7 @@ def recorded_evidence(
 
 
 def recorded_inputs(record: Mapping[str, Any]) -> dict[str, int | None] | None:
-    """The generation of each input that a chunk was made from; None: nobody knows."""
+    """The generation of each input that a chunk was produced from; None if unknown."""
     return json.loads(record["inputs"]) if record.get("inputs") else None
 
 
@@ -306,7 +306,7 @@ def five_answers(state: State) -> list[Answer]:
 
 
 def place_line(produced: str | None, registered: str | None) -> str:
-    """Where a chunk was made, and whether that is where its dataset is registered."""
+    """Where a chunk was produced, and whether its dataset is registered there."""
     about = produced or UNPLACED
     if produced and registered and not is_within(produced, registered):
         about += f"; registered as {registered}"
@@ -376,7 +376,7 @@ def _right_data(state: State) -> Answer:
 
 
 def _consumed(state: State) -> tuple[dict[str, int | None], datetime | None]:
-    """The generations that the current output was made from, and when, if that is known."""
+    """The generations that the current output was produced from, and when, if known."""
     for datasetid in state.plan.outputs:
         for row in state.outputs_of(datasetid):
             fact = state.fact(row)
@@ -386,7 +386,7 @@ def _consumed(state: State) -> tuple[dict[str, int | None], datetime | None]:
 
 
 def _was_replaced(state: State, row: Row, then: int | None, made: datetime) -> bool:
-    """Whether an input holds, or may hold, other data than what the output was made from."""
+    """Whether an input has, or may have, other data than what the output was produced from."""
     if row.generation is None and then is None:  # neither has a number: only times can tell
         return bool(row.since and row.since > made)
     before = state.facts.get((row.datasetid, then or 0), {}).get("fingerprint")

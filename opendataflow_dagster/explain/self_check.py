@@ -21,7 +21,7 @@ END_TRANSACTION = (
 )
 
 MAX_COMPARED_ROWS = 200_000
-"""Rows above which pending isn't compared with datastatus unless asked: it reads all of them."""
+"""Rows above which the queue isn't compared with datastatus unless asked: that reads all rows."""
 
 
 class Check(NamedTuple):

@@ -25,7 +25,7 @@ IDLE_CONNECTION_SECONDS = 1.0
 """Seconds after which an idle worker gives back its connection: others may wait for one."""
 
 SIGNAL_CHECK_SECONDS = 0.2
-"""Seconds in which a signal is noticed by who waits."""
+"""Seconds within which a waiting thread notices a signal."""
 
 
 class ChunkRunner(Protocol):
@@ -375,12 +375,12 @@ class JobState:
 
     @property
     def waits_for_runs(self) -> bool:
-        """Whether runs of Dagster have it in hand, and nothing says who starts it."""
+        """Whether Dagster runs hold it, and nothing says who starts it."""
         return bool(self.job.is_shared and self.outlook and self.outlook.of_runs)
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing of it can be claimed, or will be without somebody's doing."""
+        """Whether nothing of it can be claimed, now or later, unless somebody acts."""
         if self.trouble:
             return not self.busy
         found = self.outlook

@@ -28,7 +28,7 @@ SECRET = "encryptedpass"
 PASSWORDS = ("password", SECRET)
 
 KNOWN = ("datasetid", *DATASET_COLUMNS, "itemtype", "password", "chunklower", "chunkupper")
-"""What we call the properties of a dataset: none of them makes a dangerous name."""
+"""What datasets' properties are called here: no dangerous variable name can result."""
 FENCE = "DATAFLOW_FENCE"
 PIPES_CONTEXT, PIPES_MESSAGES = "DAGSTER_PIPES_CONTEXT", "DAGSTER_PIPES_MESSAGES"
 
@@ -69,7 +69,7 @@ class JobEnvironment:
         }
         self._environ = environ
         self.locations = locations
-        """Where each dataset is, as far as its registration tells."""
+        """Where each dataset is, as far as its registration says."""
         self.columns = columns
         """What each dataset is registered with, except its password."""
 
@@ -312,7 +312,7 @@ def _encoded(text: str) -> str:
 
 
 class ScriptAnswer(NamedTuple):
-    """What a script said of the chunk that it made, by dataset."""
+    """A script's answer about the chunk that it produced, by dataset."""
 
     results: "Mapping[str, Result]" = {}  # noqa: RUF012 - nobody changes it
     checks: "tuple[Checked, ...]" = ()
@@ -379,7 +379,7 @@ class AnswerFiles:
             rmtree(self._folder, ignore_errors=True)
 
     def heed(self, holds: bool) -> None:
-        """Show the script whether its claim holds, and will until this is called again."""
+        """Show the script that its claim holds, until this is called again."""
         if holds:
             with suppress(OSError):
                 self._raise_fence()

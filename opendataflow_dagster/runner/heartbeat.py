@@ -56,7 +56,7 @@ class Pulse:
         self._over = self._away = False
         self._back = float("-inf")
         self.dismissed = False
-        """Whether somebody has settled the run that this worker is part of: it should stop."""
+        """Whether another process settled the run of this worker: then the worker should stop."""
         self._thread: Thread | None = None
 
     def __enter__(self) -> "Pulse":
@@ -97,7 +97,7 @@ class Pulse:
             self._renewed.pop(_key(claim), None)
 
     def lost(self, claim: Claim) -> bool:
-        """Whether somebody else has taken the claim over, as far as was heard."""
+        """Whether another worker has claimed the chunk, as of the last heartbeat."""
         return _key(claim) in self._lost
 
     def holds(self, claim: Claim, seconds: float) -> bool:

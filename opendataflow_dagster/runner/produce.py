@@ -1,4 +1,4 @@
-"""One claimed chunk, made by a Python function or a script, checked, published and settled."""
+"""One claimed chunk: produced by a Python function or a script, checked, published, settled."""
 
 import signal
 import time
@@ -50,7 +50,7 @@ class Verdict(NamedTuple):
 
     reason: str
     again: bool | None = None
-    """Whether it is RESUBMIT, as who has judged tries again, or FAILED; None: as its policy says"""
+    """Whether it becomes RESUBMIT, as the judge retries it, or FAILED; None: as its policy says."""
 
 
 Judge = Callable[[Claim, BaseException | None, str], Verdict]
@@ -63,7 +63,7 @@ def by_policy(claim: Claim, error: BaseException | None, reason: str) -> Verdict
 
 
 class Produced(NamedTuple):
-    """How a chunk ended: READY, FAILED, RESUBMIT, HOLD, or LOST to somebody else."""
+    """How a chunk ended: READY, FAILED, RESUBMIT, HOLD, or LOST to another worker."""
 
     claim: Claim
     status: str
@@ -79,7 +79,7 @@ class Produced(NamedTuple):
 
 
 def by_error(error: BaseException) -> Stop:
-    """The interruption that an error tells of, without knowing more."""
+    """The interruption that an error stands for."""
     return Stop(f"interrupted: {first_line(error)}")
 
 
@@ -156,7 +156,7 @@ class _Work:
         self.stop: Stop | None = None
         self.overtaken = False
         self.in_tables = False
-        """Whether it was us who asked the tables, not the user's code."""
+        """Whether our code asked the tables, not the user's code."""
 
     def work(self, compute: Compute, checks: Sequence[Check], publish: Publish | None) -> None:
         outputs = self.environment.plan.outputs
@@ -275,7 +275,7 @@ class Maker:
     threads = 1
     """How many chunks may be computed at once."""
     code: str | None = None
-    """Which code makes them, as it is recorded with each."""
+    """The version of the code, recorded with each chunk."""
 
     def __init__(
         self, compute: Compute, publish: Publish | None = None, checks: Sequence[Check] = ()
@@ -284,7 +284,7 @@ class Maker:
 
     @property
     def works_together(self) -> bool:
-        """Whether it wants many chunks at once; else they are made one after the other."""
+        """Whether it takes many chunks at once; else chunks are produced one after another."""
         return self.batch > 1 or self.threads > 1
 
     def at_once(self, dial: int | None = None) -> int:
@@ -323,11 +323,11 @@ def make(
     stopping: Callable[[], object] = lambda: None,
     judge: Judge = by_policy,
 ) -> Generator[Produced]:
-    """Make claimed chunks as `produce` does, and settle them one by one.
+    """Produce claimed chunks with `produce`, and settle them one by one.
 
-    An error, a maker that is to stop, and a caller who stops asking for the next one end it: those
-    whose turn didn't come are given back. So they are after a cancellation, or held if a person
-    wanted it.
+    An error, a stopping maker, or a caller that stops iterating ends the loop: chunks that haven't
+    started are given back. After a cancellation they are given back too, or put on HOLD if a person
+    wanted that.
     """
     left = {claim.generation: claim for claim in claims}
     for claim in claims:
@@ -412,7 +412,7 @@ def _return(
 
 
 def _give_up(store: Store, claims: Sequence[Claim], maker: Maker, stop: Stop) -> None:
-    """Settle chunks that weren't begun; what can't be settled now, its lease does."""
+    """Settle chunks that haven't started; a chunk that can't be settled now waits for its lease."""
     with suppress(Exception):
         if stop.hold:
             for claim in claims:
@@ -446,7 +446,7 @@ class MakerRunner(Runner, Generic[M]):
         *,
         stdin_null: bool = False,
     ) -> Generator[tuple[Claim, ChunkOutcome]]:
-        """Make each claimed chunk, and settle it; what isn't begun is given back."""
+        """Produce each claimed chunk and settle it; give back chunks that haven't started."""
         self.scripts, scripts.works_here = scripts, True
         with Pulse(self.store, claims[0].owner, say=self.tell) as pulse:
             if len(claims) == 1 or self.work.works_together:
@@ -482,7 +482,7 @@ class MakerRunner(Runner, Generic[M]):
         return None if number is None else signal.Signals(number).name
 
     def interruption(self, error: BaseException) -> Stop:
-        """Why the work in hand was interrupted: the signal, or else the error."""
+        """Why the current work was interrupted: the signal, or else the error."""
         why = self.scripts.why_stopping() if self.scripts else None
         return Stop(why or f"interrupted: {first_line(error)}")
 

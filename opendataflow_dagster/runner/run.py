@@ -50,7 +50,7 @@ EXTERNAL_LEASE_SECONDS = 24 * 3600.0
 """Seconds: nobody renews such a claim, so it lasts longer than any work."""
 
 EXTERNAL_OWNER = "start:"
-"""What the owner's name of such a claim begins with: others aren't ended by hand unawares."""
+"""The prefix of the owner's name of such a claim, so that no other claim is ended by mistake."""
 
 
 class Runner:
@@ -60,13 +60,13 @@ class Runner:
     """Whether what it runs finds the passwords in its environment."""
 
     awaits_others = True
-    """Whether a run of all chunks waits for those that other workers have in hand."""
+    """Whether a run of all chunks waits for chunks of other workers."""
 
     waits = False
     """Whether a run of all chunks waits for the end of a pause, too."""
 
     checks: "Sequence[Callable[[Chunk], Checked]]" = ()
-    """What is asked of a chunk after its script has ended well, before it becomes READY."""
+    """The checks of a chunk after its script succeeded, before it becomes READY."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Runner:
             raise error from None
 
     def environment(self) -> JobEnvironment:
-        """What the scripts are told, as of a second ago at most; raises what forbids to claim."""
+        """The environment of the scripts, at most a second old; raises what forbids a claim."""
         return self._environment.read()
 
     def at_once(self) -> int:
@@ -104,7 +104,7 @@ class Runner:
         return batch_size(self.store, self.jobid) or 1
 
     def claim(self, owner: str, k: int = 1) -> tuple[list[Claim], JobEnvironment] | None:
-        """The next chunks, and what they are told; lost claims are looked for when idle."""
+        """The next chunks and their environment; when idle, lost claims are recovered first."""
         environment = self.environment()
         claims = self.store.claim_or_recover(self.jobid, owner=owner, k=k)
         return (claims, environment) if claims else None
@@ -119,7 +119,7 @@ class Runner:
     ) -> Generator[tuple[Claim, ChunkOutcome]]:
         """Run the script for each claimed chunk, and settle it.
 
-        Chunks that were claimed with others and not begun, however it ends, are given back.
+        Chunks that haven't started are given back, however the loop ends.
         """
         if len(claims) == 1:
             yield claims[0], self.run_one(claims[0], environment, scripts, stdin_null=stdin_null)
@@ -303,10 +303,10 @@ def run_job(
     progress: Tell | None = None,
     checks: "Sequence[Callable[[Chunk], Checked]]" = (),
 ) -> Outcome:
-    """Run a script for the next chunk of a job, or with `all_chunks` until nothing is left.
+    """Run a script for the next chunk of a job, or with `all_chunks` until none is left.
 
-    With `wait`, a pause or a concurrency of 0 doesn't end it. `progress` is told how many chunks
-    are done and how many failed, after each. `checks` are asked of each chunk that is made.
+    With `wait`, a pause or a concurrency of 0 doesn't end the run. `progress` gets the number of
+    done and failed chunks after each chunk. Each produced chunk gets the `checks`.
     """
     runner = Runner(store, jobid, argv, say=say)
     runner.waits, runner.checks = wait, checks
@@ -316,9 +316,9 @@ def run_job(
 def run_chunks(
     runner: Runner, *, all_chunks: bool = False, workers: int = 1, progress: Tell | None = None
 ) -> Outcome:
-    """Let a runner work on the next chunk, or with `all_chunks` until nothing is left.
+    """Let a runner work on the next chunk, or with `all_chunks` until none is left.
 
-    Started by `odf work`, it tells that of each chunk, and the first signal lets it drain.
+    If `odf work` started it, it reports each chunk there, and the first signal lets it drain.
     """
     events = os.environ.pop(WORK_EVENTS_VARIABLE, None)  # what we start is no part of `odf work`
     with Scripts(drains=events is not None) as scripts:
@@ -448,10 +448,8 @@ def start(
 ) -> tuple[Claim, list[dict[str, str]]] | None:
     """Claim the next chunk of a job; return it with its context, or None if nothing is ready.
 
-    With `forced`, that chunk whatever its inputs say.
-
-    The context is the original's list of objects with one key each, without passwords unless
-    `secrets` asks for them.
+    With `forced`, claim that chunk whatever the status of its inputs. The context is the original's
+    list of objects with one key each, without passwords unless `secrets` is true.
     """
     environment = job_environment(store, store.plan(jobid), environ, secrets=secrets)
     owner = EXTERNAL_OWNER + new_owner()
@@ -498,10 +496,10 @@ def is_alive(
 def end(
     store: Store, jobid: str, dataid: str, status: str, *, generation: int | None = None
 ) -> str:
-    """Settle a claim that `start` made, READY or FAILED; return the original's line about it.
+    """Settle a claim of `start` as READY or FAILED; return the original's line about it.
 
-    With `generation`, any claim of the chunk, and only that one. RESUBMIT gives a claim back, and
-    sends back a chunk that isn't claimed.
+    With `generation`, settle that claim of the chunk, whoever made it. RESUBMIT gives a claim back,
+    and resubmits a chunk that isn't claimed.
     """
     if status not in (READY, FAILED, RESUBMIT):
         raise WrongUse(

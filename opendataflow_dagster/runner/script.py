@@ -130,7 +130,7 @@ def spawn(argv: list[str], env: dict[str, str], *, stdin_null: bool = False) -> 
 
 
 def check(name: str, search_path: str) -> None:
-    """Raise the `CannotStart` that would await this program, as far as looking at it tells."""
+    """Raise the `CannotStart` that this program would end with, as far as that can be foreseen."""
     path = _find(name, search_path)
     if not os.path.exists(path):
         raise _refusal(path, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
@@ -277,7 +277,7 @@ class Scripts:
         return None if number is None else _stopped_by(number)
 
     def has_stopped(self, ended: Ended) -> bool:
-        """Whether a script ended by our signals, or wasn't begun because of them."""
+        """Whether a script ended by our signals, or didn't start because of them."""
         numbers = (self.stopping, self.draining)
         return ended.reason in [_stopped_by(number) for number in numbers if number is not None]
 
@@ -521,9 +521,9 @@ class CodeVersion:
 
 
 def code_of(files: Sequence[str]) -> str | None:
-    """The version of code that is in some files: the commit of the first one's folder, and a hash.
+    """The version of the code in some files: the commit of the first file's folder, and a hash.
 
-    The hash tells a file that was changed without a commit. Programs of the machine, such as an
+    The hash detects a file that was changed without a commit. Programs of the machine, such as an
     interpreter, belong to no job's code.
     """
     digest, folder = _blake2b(), ""

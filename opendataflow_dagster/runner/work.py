@@ -39,7 +39,7 @@ LOOK_SPACING_SECONDS = 0.01
 """Seconds between two looks, at least; and as long as the last one took."""
 
 CLOCK_SECONDS = 30.0
-"""Seconds after which the database's clock is asked again."""
+"""Seconds after which the database's clock is read again."""
 
 FOLLOW_SECONDS = 2 * NOTICE_SECONDS
 """Seconds after a notice for which looks follow it, for the notices that weren't sent."""
@@ -48,10 +48,10 @@ IDLE_CONNECTION_SECONDS = 30.0
 """Seconds after which an idle worker gives back its connection."""
 
 RECOVER_SECONDS = 30.0
-"""Seconds after which lost claims of all jobs are looked for, whoever held them."""
+"""Seconds after which the lost claims of all jobs are recovered."""
 
 DUE_SECONDS = 5.0
-"""Seconds after which it is asked whether a pipeline is to begin a run."""
+"""Seconds after which it is checked whether a pipeline should start a run."""
 
 STEADY_SECONDS = LEASE_SECONDS / 3 + 5
 """Seconds after an outage for which no claim is taken for lost: its owner is about to renew it."""
@@ -60,11 +60,11 @@ OUTAGE_SECONDS = 86400.0
 """Seconds for which the result of a script waits for a database that is away."""
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 5.0
-"""Seconds until a database that is away is asked again: the first time, and at most."""
+"""Seconds until a retry while the database is down: at first, and at most."""
 
 
 class Listener(Protocol):
-    """What is told of the work as it goes on."""
+    """Receives the events of the work."""
 
     def event(self, name: str, **fields: Any) -> None: ...
     def draw(self, jobs: Sequence[JobState], line: str) -> None: ...
@@ -251,18 +251,18 @@ class Workshop(WorkerThreads):
         self._ask_to_recover(found)
 
     def _leave_replaced_file(self) -> None:
-        """Open the database anew if its file was replaced: one that stays would never see it."""
+        """Reopen the database if its file was replaced: an open connection would never see that."""
         if self.store.db.is_replaced():
             self.store.db.drop()
 
     def _read_clock(self, now: float) -> float:
-        """The database's clock, which is asked now and then."""
+        """The database's clock, read now and then."""
         if now - self._clock_at > CLOCK_SECONDS:
             self._clock, self._clock_at = float(self.store.db.run("claims.now")[0][0]), now
         return self._clock + now - self._clock_at
 
     def _zone_offset(self, clock: float) -> float:
-        """Seconds by which clocks on the wall are ahead of UTC, where days begin."""
+        """Seconds by which the local time, in which days begin, is ahead of UTC."""
         if not self.store.timezone:
             return time.localtime(clock).tm_gmtoff
         from datetime import datetime
@@ -313,7 +313,7 @@ class Workshop(WorkerThreads):
             self._recovery.set()
 
     def _has_due_runs(self) -> bool:
-        """Whether a pipeline may have to begin a run: with a dial, and nothing in hand."""
+        """Whether a pipeline may have to start a run: it has the dial, and nothing runs."""
         return any(
             job.job.begins_runs and job.outlook and job.outlook.every_minutes and job.is_finished
             for job in self.jobs.values()

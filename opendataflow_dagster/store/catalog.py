@@ -92,7 +92,7 @@ class Catalog(NamedTuple):
         return tuple(jobid for jobid, plan in self.jobs.items() if datasetid in plan.outputs)
 
     def in_circle(self, jobid: str, datasetid: str) -> bool:
-        """Whether an input of a job is made, however indirectly, from what the job writes."""
+        """Whether an input of a job is produced, directly or not, from what the job writes."""
         below: dict[str, set[str]] = {}
         for plan in self.jobs.values():
             for source in plan.reads:
@@ -253,9 +253,9 @@ def _plans(items: Iterable[tuple], policies: Mapping[str, Mapping[str, Any]]) ->
 
 
 def _domains(datasets: Mapping[str, CatalogDataset], jobs: Mapping[str, Plan]) -> dict[str, str]:
-    """Name each connected component: as it is told, or after its smallest root.
+    """Name each connected component: as recorded, or after its smallest root.
 
-    Roots are what nobody writes, or else what is made of nothing.
+    Roots are datasets that no job writes, or else those produced from nothing.
     """
     leader = {datasetid: datasetid for datasetid in datasets}
 

@@ -111,7 +111,7 @@ def force(
 
 
 def _force(store: Store, jobid: str, dataid: str, owner: str, lease: float) -> Claim | None:
-    """The claim, or nothing when somebody else has the chunk.
+    """The claim, or None if another worker has the chunk.
 
     Rows are locked in the order in which claimers lock them: outputs, pending, claim, datastatus.
     """
@@ -167,7 +167,7 @@ class Offer(NamedTuple):
     claimable: int = 0
     first: str | None = None
     event: int = 0
-    """The last change of the first chunk: another one tells that something was done."""
+    """The last change of the first chunk: if it differs, something was done."""
     concurrency: int | None = None
     free: int | None = None
     """How many more claims the job's concurrency allows; None is no limit."""
@@ -262,7 +262,7 @@ def chunks_left(store: Store, jobid: str) -> int:
 
 
 def dial_at_zero(store: Store, jobid: str) -> str:
-    """The dial that keeps a job from claiming anything until somebody turns it, in words."""
+    """The dial that keeps a job from claiming anything until somebody sets it, in words."""
     rows = store.db.fetch("dials.stopped", jobid=jobid)
     for paused, concurrency in rows:
         if paused:
@@ -287,10 +287,10 @@ def held_back(store: Store, jobid: str, waiting: int) -> tuple[int, str]:
 
 
 FILE_CHECK_SECONDS = 0.05
-"""Seconds after which a file of SQLite is asked whether somebody has written to it."""
+"""Seconds between two checks whether somebody has written to a SQLite file."""
 
 LISTEN_AGAIN_SECONDS = 5.0
-"""Seconds until who lost its connection, or got none, tries to listen again."""
+"""Seconds until a watcher without a connection tries to listen again."""
 
 MAX_OFFERED_CHUNKS = 100
 """Up to how many claimable chunks of a job are counted at one look."""
@@ -304,7 +304,7 @@ class Outlook(NamedTuple):
     is_queued: bool
     """Whether some of what it may claim is still to be judged."""
     live: int
-    """Its claims, whoever holds them."""
+    """Its claims, of any owner."""
     of_runs: int
     """Those of them that runs of Dagster hold."""
     of_work: int
@@ -325,7 +325,7 @@ class Outlook(NamedTuple):
 
     @property
     def held(self) -> str:
-        """The dial that keeps it from claiming until somebody turns it, in words."""
+        """The dial that keeps it from claiming until somebody sets it, in words."""
         if self.is_paused:
             return "paused"
         return "concurrency 0" if self.concurrency == 0 else ""

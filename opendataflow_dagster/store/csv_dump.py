@@ -18,7 +18,7 @@ ROWS_PER_STATEMENT = 10_000
 
 
 class TableFile(NamedTuple):
-    """One of the tables: which columns its file has, and by which a row is known again."""
+    """One of the tables: the columns of its file, and those that identify a row."""
 
     table: str
     columns: Sequence[str]

@@ -41,7 +41,7 @@ def created_names(dialect: str) -> frozenset[str]:
 
 @cache
 def migration_files(dialect: str) -> dict[int, str]:
-    """The migrations of a dialect in order: the version that each makes, and its file."""
+    """The migrations of a dialect in order: the version of each, and its file."""
     files: dict[int, str] = {}
     for folder in ("shared", dialect):
         path = os.path.join(SQL_FOLDER, folder, "migrations")
@@ -52,7 +52,7 @@ def migration_files(dialect: str) -> dict[int, str]:
 
 
 def program_version(dialect: str) -> int:
-    """The version of the tables that this program makes: its last migration's."""
+    """The version of the tables that this program creates: that of its last migration."""
     return max(migration_files(dialect))
 
 
@@ -89,7 +89,7 @@ def _with_lists(text: str) -> str:
 
 
 def _split_statements(text: str) -> dict[str, str]:
-    """The statements of a file by name; one called `set_{dial}` stands for one of each dial."""
+    """The statements of a file by name; one named `set_{dial}` stands for one per dial."""
     found = {}
     for piece in text.split("-- name: ")[1:]:
         name, _, body = piece.partition("\n")
@@ -169,7 +169,7 @@ def no_tables(where: str) -> str:
 
 
 BRIEF_WAIT_SECONDS = 5.0
-"""Seconds for which an outage holds up what somebody else would settle anyway."""
+"""Seconds for which an outage delays what another worker would settle anyway."""
 
 T = TypeVar("T")
 
@@ -177,10 +177,10 @@ RECONNECT_SECONDS = 600.0
 """Seconds that a running job waits for its database to come back before it gives up."""
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
-"""Seconds until who gets no connection tries again: the first time, and at most."""
+"""Seconds until a retry without a free connection: at first, and at most."""
 
 STOP_CHECK_SECONDS = 0.2
-"""Seconds in which who waits for a connection notices that the work is to stop."""
+"""Seconds within which a thread that waits for a connection notices a stop."""
 
 MAX_RACES = 50
 """How often a transaction that lost a race is tried again before it is an error."""
@@ -199,7 +199,7 @@ class Database:
     pooled = False
     """Whether a pooler is in between, as of the last connection: no session is ours alone."""
     failures: tuple[type[Exception], ...] = ()
-    """What the driver raises, for those who run a person's own SQL."""
+    """What the driver raises, for code that runs a person's own SQL."""
 
     def __init__(self) -> None:
         self._mine = _local()
@@ -208,7 +208,7 @@ class Database:
         self._topics: dict[str, dict[str, str]] = {}
         self._met = False
         self.say: Callable[[str], object] = _warn
-        """Is told that no connection is free, once while that lasts."""
+        """Called when no connection is free, once per outage."""
         self.ending: Callable[[], object] = bool
         """Tells what ends the work, if something does: then no connection is waited for."""
         self._say_at = 0.0
@@ -320,7 +320,7 @@ class Database:
         yield
 
     def sign(self, *, who: str, why: str, act: str) -> None:
-        """Tell the triggers who writes from here on in the transaction, and why."""
+        """Tell the triggers who writes in the rest of the transaction, and why."""
         raise NotImplementedError
 
     @contextmanager

@@ -15,7 +15,7 @@ from ..util.times import from_table, to_table
 from .store import Store
 
 LISTED_ROWS = 20
-"""Rows of a listing, unless told otherwise: as many as the original's `runs`."""
+"""Rows of a listing by default: as many as in the original's `runs`."""
 
 RUNS = (
     "datasetid",
@@ -28,7 +28,7 @@ RUNS = (
     "attempts",
     "owner",
 )
-"""What a listing of runs tells."""
+"""The columns of a listing of runs."""
 
 LATE_SECONDS = 30
 """Seconds that a change may wait for older transactions before that is reported."""
@@ -54,7 +54,7 @@ class Event(NamedTuple):
     who: str | None
     why: str | None
     code: str | None = None
-    """Which code made the chunk that became READY, where a listing asks for it."""
+    """The version of the code that produced the READY chunk, if the listing wants it."""
     execution: str | None = None
     """What made the change of an output, such as one `odf run`."""
 
@@ -273,7 +273,7 @@ class Registration:
         return sorted({row.jobid for row in rows if row.jobid and row.itemtype == "OUT"})
 
     def plan(self, jobid: str) -> Plan:
-        """What a job reads, writes and sets; of the past, not who else wrote the same."""
+        """What a job reads, writes and sets; for the past, without other writers of the same."""
         if self._at is None:
             return self._store.read_plan(jobid)
         rows = self._rows("job", jobid=jobid)

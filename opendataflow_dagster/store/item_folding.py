@@ -18,7 +18,7 @@ FOLD_PAGE_ITEMS = 1000
 """Items that one transaction looks at, so that workers never wait for long."""
 
 SHRINK_BYTES = 8 * 1024 * 1024
-"""Bytes that must be free in a SQLite file, and more than are in use, before it is written anew."""
+"""Bytes that must be free in a SQLite file, and more than are in use, before a rewrite."""
 
 TABLES = (
     "datastatus",
@@ -214,7 +214,7 @@ def _fold_page(store: Store, jobid: str, chain: _Chain, dataids: Sequence[str], 
 
 
 def _note(store: Store, jobid: str, rows: Sequence[tuple]) -> None:
-    """Add what is folded to what a job's fold tells; the digest goes on from the one before."""
+    """Add folded items to a job's fold; the digest continues from the previous one."""
     numbers = [int(dataid) for dataid in dict.fromkeys(row[0] for row in rows)]
     known = store.db.run("folding.known", jobid=jobid)
     items, first, last, digest = known[0] if known else (0, numbers[0], numbers[0], "")

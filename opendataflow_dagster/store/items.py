@@ -1,4 +1,4 @@
-"""Chunks of pipelines that wait for no other: items that came over HTTP, and runs begun by hand."""
+"""Chunks of pipelines without upstream: items that came over HTTP, and runs started by hand."""
 
 import hmac
 import json
@@ -34,7 +34,7 @@ def is_item(store: Store, jobid: str, dataid: str) -> bool:
 
 
 def item_status(store: Store, jobid: str, dataid: str) -> dict[str, Any] | None:
-    """How a chunk of a pipeline stands: status, times, what it made or why and where it failed."""
+    """The state of a pipeline's chunk: status, times, and its result or its failure."""
     found = store.db.fetch_records("items.status", jobid=jobid, dataid=dataid)
     if not found:
         return None
@@ -114,7 +114,7 @@ def _named(moment: datetime) -> str:
 
 
 ACCEPT = "accept"
-"""The act of our own transactions that bring chunks: the triggers look for nobody to interrupt."""
+"""The act of our own transactions that add chunks: the triggers then interrupt nobody."""
 
 
 MAX_NUMBERS_SKIPPED = 10_000
@@ -122,7 +122,7 @@ MAX_NUMBERS_SKIPPED = 10_000
 
 
 class Post(NamedTuple):
-    """What a client sent at once: JSON texts in ASCII, and the key by which it repeats itself."""
+    """What a client sent at once: JSON texts in ASCII, and its idempotency key."""
 
     jobid: str
     payloads: tuple[str, ...]
@@ -168,7 +168,7 @@ def links(store: Store, jobids: Collection[str]) -> list[tuple[str, str]]:
 
 
 class _Attempt:
-    """The posts of one call, and the numbers drawn for them: another attempt uses those again."""
+    """The posts of one call, and their numbers: a retry uses the same numbers."""
 
     def __init__(self, store: Store, posts: Sequence[Post]) -> None:
         self.store, self.posts = store, posts
@@ -328,7 +328,7 @@ def has_token(store: Store, jobid: str) -> bool:
 
 
 def drop_token(store: Store, jobid: str) -> bool:
-    """Let nobody send items to a pipeline any more; whether anybody could."""
+    """Stop accepting items for a pipeline; return whether it accepted any."""
     changed, lost = store.db.insist(lambda: store.db.change("tokens.drop", jobid=jobid))
     return changed > 0 or lost
 
@@ -346,7 +346,7 @@ def _hash(token: str) -> str:
 
 
 RUN_NAME_FORMAT = "%Y-%m-%dT%H%M%S.%fZ"
-"""How the dataid of a run tells when it began."""
+"""How the dataid of a run says when it started."""
 
 ITEMS_ONLY = "nothing claimable but items, which `odf serve` runs"
 
@@ -411,7 +411,7 @@ def without_items(store: Store, found: Offer) -> Offer:
 
 
 def _begin(store: Store, jobid: str, every_minutes: int, who: str) -> str | None:
-    """Begin a run if it is time, by what is there now that it is our turn."""
+    """Start a run if it is due, on the data of this moment."""
     db = store.db
     with db.transaction(who=who, act=ACCEPT):
         outputs = store.read_plan(jobid).outputs
@@ -432,7 +432,7 @@ def _begin(store: Store, jobid: str, every_minutes: int, who: str) -> str | None
 
 
 def live_generations(store: Store, jobid: str) -> set[int]:
-    """The generations of a job that somebody has in hand."""
+    """The generations of a job that have live claims."""
     rows = store.db.fetch("periodic.live", jobid=jobid)
     return {generation for (generation,) in rows}
 

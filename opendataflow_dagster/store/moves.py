@@ -40,7 +40,7 @@ class Moved(NamedTuple):
 
 
 def person() -> str:
-    """Who signs what is done by hand: the user, and the machine."""
+    """The signature of changes by hand: the user and the host."""
     return f"{os.environ.get('USER') or os.getuid()}@{os.uname().nodename}"
 
 
@@ -66,7 +66,7 @@ def outputs_of(store: Store, jobids: Iterable[str], dataids: Iterable[str]) -> l
 
 
 def outputs_of_dataset(store: Store, datasetid: str, dataids: Iterable[str]) -> list[Move]:
-    """The OUT rows of a dataset for chunks, whoever's, locked until the transaction ends."""
+    """The OUT rows of a dataset for chunks, of any job, locked until the transaction ends."""
     wanted = json.dumps(sorted(dataids))
     return as_moves(store.db.run("moves.produced", datasetid=datasetid, dataids=wanted))
 
@@ -97,7 +97,7 @@ def carry_out(
     wanted: Sequence[str] = (),
     plan: bool = False,
 ) -> Moved:
-    """Move rows that are there, and write the new ones: all of them or none. A plan only tells."""
+    """Move existing rows, and write the new ones: all of them or none. A plan changes nothing."""
     if not plan:
         # Each row is changed only if it still has the status that was read. PostgreSQL locked it,
         # but not a row that didn't exist: if another transaction wrote that, all is rolled back.
@@ -194,9 +194,9 @@ def newer_holder(
 
 
 def _holder(store: Store, datasetid: str, *, any_ready: bool = False) -> Holder | None:
-    """The chunk that a place holds; with `any_ready` also one whose fact doesn't tell so.
+    """The newest chunk of a location; with `any_ready`, even if its fact doesn't say so.
 
-    Before version 5 no fact told whether its chunk replaces all others.
+    Before version 5, no fact said whether its chunk replaces all others.
     """
     rows = store.db.run("precedence.holder", datasetid=datasetid)
     if not rows and any_ready:

@@ -118,7 +118,9 @@ def _found(
     since: datetime | None,
     limit: int,
 ) -> tuple[dict[str, list[str]], bool]:
-    """The chunks by job that a statement finds, of those asked for if any are; and if it's all."""
+    """The chunks by job that a statement finds, limited to the named ones; and whether these are
+    all.
+    """
     chunks = store.db.run(statement, jobid=jobid, since=to_table(store, since), most=limit)
     found: dict[str, list[str]] = {}
     for job, dataid in chunks[: limit - 1]:
@@ -130,7 +132,7 @@ def _found(
 def _again(
     store: Store, jobid: str, dataids: Sequence[str], *, named: bool
 ) -> tuple[list[Move], list[Move]]:
-    """What makes chunks of a job again, and what is left; of `named` ones that is refused."""
+    """The moves that resubmit chunks of a job, and what is skipped; a named one is refused."""
     rows = outputs_of(store, [jobid], dataids)
     if named:
         refuse_unknown(store, jobid, dataids, rows)
@@ -146,7 +148,7 @@ def _again(
 def _below(
     store: Store, readers: Iterable[str], dataids: Sequence[str], left: Sequence[Move]
 ) -> tuple[list[Move], list[Move]]:
-    """What makes again what `readers` made of chunks, but for those `left`; what stays as it is."""
+    """The moves that resubmit what `readers` produced from chunks, but for `left`; what stays."""
     busy = {row.dataid for row in left}
     rows = outputs_of(store, readers, [dataid for dataid in dataids if dataid not in busy])
     stays = [row for row in rows if status(row) in (RUNNING, HOLD)]
@@ -164,7 +166,7 @@ def set_hold(
     who: str | None = None,
     why: str | None = None,
 ) -> Moved:
-    """Hold chunks of a job, so that it doesn't make them and nobody reads them; or release them."""
+    """Hold chunks of a job, so that nobody runs or reads them; or release them."""
     wanted = _checked_dataids(jobid, dataids, needed=True)
     moves_of = _moves_of_hold if act == "hold" else _moves_of_release
 
@@ -353,7 +355,7 @@ def _apart(rows: Sequence[Move], stays: Sequence[Move]) -> list[Move]:
 
 
 def _released(before: str) -> str:
-    """What a held row becomes: PENDING if it wasn't there, RESUBMIT if nobody can tell."""
+    """The status of a released row: PENDING if it didn't exist, RESUBMIT if it is unknown."""
     if before == ABSENT:
         return PENDING
     was = read_status(before)
@@ -439,7 +441,7 @@ def refuse_unknown(store: Store, jobid: str, wanted: Sequence[str], rows: Iterab
 
 
 def refuse_folded(store: Store, jobid: str, dataids: Iterable[str]) -> None:
-    """Refuse chunks that were folded: nothing is left of which they could be made again."""
+    """Refuse folded chunks: nothing is left from which they could be produced again."""
     for dataid in dataids:
         if fold := fold_of(store, jobid, dataid):
             raise Refused(

@@ -1,4 +1,4 @@
-"""How things stand: rows, counts, and who runs what."""
+"""The state of things: rows, counts, and who runs what."""
 
 import json
 import re
@@ -30,7 +30,7 @@ from .operations import refuse_unknown_name
 from .store import Store
 
 STATUSES = (*(status for status in Status if status != PENDING), PENDING)
-"""The columns of a summary: what nobody has begun comes last."""
+"""The columns of a summary: chunks that nobody has started come last."""
 
 COLUMNS: tuple[str, ...] = (
     "datasetid",
@@ -41,10 +41,10 @@ COLUMNS: tuple[str, ...] = (
     "modified",
     "generation",
 )
-"""What a listing of rows tells."""
+"""The columns of a listing of rows."""
 
 FAILURES = ("jobid", "dataid", "modified", "why", "retry_at")
-"""What a listing of chunks that failed tells."""
+"""The columns of a listing of FAILED chunks."""
 
 SAMPLED_ABOVE_CHUNKS = 100_000
 """Chunks above which a grid is drawn from a sample."""
@@ -286,7 +286,7 @@ class Truth(NamedTuple):
 
     @property
     def version(self) -> str:
-        """What tells one production of a chunk from another; hand-made rows have no generation."""
+        """Tells one production of a chunk from another; rows written by hand have no generation."""
         return str(self.generation or 0)
 
 
@@ -348,7 +348,7 @@ def known(store: Store, datasetids: Iterable[str], dataids: Iterable[str]) -> se
 
 
 def facts(store: Store, datasetid: str, chunks: Mapping[str, Truth]) -> dict[str, dict[str, Any]]:
-    """What was recorded when those chunks were made; by dataid."""
+    """The facts recorded when those chunks were produced, by dataid."""
     keys = [{"dataid": dataid, "generation": truth.generation} for dataid, truth in chunks.items()]
     rows = store.db.records("truth.facts", datasetid=datasetid, chunks=json.dumps(keys))
     return {row.pop("dataid"): row for row in rows}
@@ -369,7 +369,7 @@ def _rank(truth: Truth) -> tuple[int, int]:
 
 
 EARLIER = "earlier"
-"""The execution of a job's changes from before the log told executions."""
+"""The execution of changes from before the log recorded executions."""
 
 
 MAX_CHANGES = 50_000

@@ -57,7 +57,7 @@ set local enable_seqscan = on; set local enable_sort = on; set local plan_cache_
 """Looking at everything is another matter: there the planner knows better."""
 
 UPGRADING = "set local lock_timeout = '300ms'; set local enable_seqscan = on"
-"""Who waits for a lock on a table keeps all who come later waiting behind it."""
+"""A session that waits for a table lock makes all later sessions wait behind it."""
 
 DEFAULTS = {
     "application_name": "odf",
@@ -77,7 +77,7 @@ _FULL = re.compile(
     r"too many clients|too many connections|connection slots are reserved"
     r"|no more connections allowed"
 )
-"""What servers and poolers say who have no connection left; libpq doesn't give the code of it."""
+"""The errors of servers and poolers without a free connection; libpq doesn't give their code."""
 
 FETCHED_ROWS = 5000
 """Rows that a listing of any length fetches at once."""

@@ -122,7 +122,7 @@ def has_password(place: str) -> bool:
 
 
 def datasets(store: Store) -> list[dict[str, Any]]:
-    """The rows of `dataset`; of an encrypted password only so much that one can tell it apart."""
+    """The rows of `dataset`; of an encrypted password only its first characters."""
     rows = store.db.records("registry.datasets")
     return [row | {"encryptedpass": _shortened(row["encryptedpass"])} for row in rows]
 
@@ -407,7 +407,7 @@ def circle_of_jobs(links: Iterable[tuple[str, str, str]]) -> str:
 def _refuse_circle(
     store: Store, jobid: str, links: Collection[tuple[str, str]], beside: Iterable[Plan]
 ) -> None:
-    """Refuse links by which a job would wait for what other jobs make of its own output."""
+    """Refuse links by which a job would wait for jobs downstream of its own output."""
     others = {plan.jobid: plan for plan in beside if plan.jobid != jobid}
     edges = [
         *(edge for edge in store.db.run("moves.edges") if edge[0] not in (jobid, *others)),
@@ -502,7 +502,7 @@ def _time_of_dial(store: Store, key: str, text: str) -> Any:
 
 
 def _shortened(value: str | None) -> str | None:
-    """The start of an encrypted value; nothing of a password that somebody stored in the clear."""
+    """The start of an encrypted value; nothing of a password stored in the clear."""
     if not value:
         return value
     return (value[:10] if is_encrypted(value) else "") + "..."

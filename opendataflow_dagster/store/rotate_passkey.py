@@ -26,7 +26,7 @@ from . import open_from
 from .store import Store
 
 MAX_ROUNDS = 20
-"""How often rows that somebody changes meanwhile are read again."""
+"""Retries if somebody changes the rows meanwhile."""
 
 
 class Rotated(NamedTuple):
@@ -59,7 +59,7 @@ def rotate(
 
 
 class Keys:
-    """The two passkeys, and the one salt of every new value: whoever reads them derives one key."""
+    """The two passkeys, and the one salt of all new values: their readers derive one key."""
 
     def __init__(self, old: str, new: str) -> None:
         self._old, self._new = old, new
@@ -110,7 +110,7 @@ def _rotate_rows(store: Store, keys: Keys) -> tuple[int, int]:
                         "credentials.replace", datasetid=datasetid, old=before, new=after
                     )
         raise DataflowError(
-            "Somebody goes on changing encrypted passwords. Nothing was changed: try again."
+            "The encrypted passwords keep changing. Nothing was changed: try again."
         )
 
     return store.db.insist(work)[0]

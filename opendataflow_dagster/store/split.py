@@ -263,7 +263,7 @@ def _register(
             fresh = generations(store, len(rows))
             numbers = {row.dataid: number for row, number in zip(rows, fresh, strict=True)}
         if add_rows(store, rows, numbers) < len(rows):
-            raise LostRace("A chunk was registered by somebody else meanwhile.")
+            raise LostRace("Another process registered a chunk meanwhile.")
         if numbers:
             db.change("split.note", rows=as_json(rows, numbers))
         db.run("split.sort_pending", datasetid=datasetid)

@@ -1,4 +1,4 @@
-"""The store: who may produce which chunk, and how it went. The tables are the only truth."""
+"""The store: who may produce which chunk, and how it ended. The tables are the only truth."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -35,10 +35,10 @@ FILL_BATCH_ROWS = 500
 """Rows that are looked at in one short transaction while the queue of a job is filled."""
 
 FILL_SECONDS = 5.0
-"""Seconds for which whoever recovers fills queues before it goes on."""
+"""Seconds for which a recovery fills queues before it returns."""
 
 FILL_STALL_SECONDS = 30.0
-"""Seconds without progress after which whoever waits for a job's queue to be filled gives up."""
+"""Seconds without progress after which a worker stops waiting for a job's queue to be filled."""
 
 OutputCounts = dict[str, int]
 """Of each chunk that was settled, how many outputs it has."""
@@ -73,12 +73,12 @@ class Store:
 
     @property
     def version(self) -> int:
-        """The version of the tables that this program makes."""
+        """The version of the tables that this program creates."""
         return program_version(self.db.dialect)
 
     @property
     def id(self) -> str:
-        """Which store this is, in what it writes beside the data; `odf init` has made it once."""
+        """The id of this store, which it writes beside the data; `odf init` created it once."""
         if not self._id:
             rows = self.db.fetch("claims.store")
             self._id = rows[0][0] if rows else ""
@@ -152,7 +152,7 @@ class Store:
         return self.db.insist(work)[0]
 
     def give_way(self, done: int) -> None:
-        """Wait until it makes sense to go on, and let others have their turn."""
+        """Wait until a retry makes sense, and let others have their turn."""
         if not done:
             time.sleep(0.05)
 
@@ -546,7 +546,7 @@ def job_names(store: Store) -> list[str]:
 
 
 def stale_claim(claims: Sequence[Claim]) -> StaleClaim:
-    """What says that claims of one job are somebody else's now."""
+    """The error for claims of one job that other workers have now."""
     chunks = ", ".join(repr(claim.dataid) for claim in claims[:5])
     return StaleClaim(
         f"Chunk {chunks} of {claims[0].jobid!r} was claimed by another worker or "

@@ -106,7 +106,7 @@ def missing_triggers(db: Database) -> list[str]:
 
 
 def triggers(db: Database) -> set[str]:
-    """The triggers that this program makes."""
+    """The triggers that this program creates."""
     return set(_CREATES_TRIGGER.findall(trigger_script(db.dialect)))
 
 
