@@ -59,6 +59,9 @@ def _examine(store: Store, environ: Mapping[str, str], deep: bool) -> Iterator[C
         ("jobs", _jobs),
     ):
         yield _tried(name, store, lambda look=look: look(store))
+    domains = _tried("domains", store, lambda: _domains(store))
+    if domains.result != "ok":
+        yield domains
     packs = _tried("packs", store, lambda: _packs(store))
     if packs.result != "ok":  # only stores of earlier versions have some
         yield packs
@@ -285,6 +288,13 @@ def _jobs(store: Store) -> Check:
         return Check("jobs", "warn", detail, "odf job list")
     jobs = len({jobid for jobid, _, _ in links})
     return Check("jobs", "ok", f"{jobs} are registered, and none waits for its own output")
+
+
+def _domains(store: Store) -> Check:
+    from ..store.catalog import read_catalog
+
+    lines = read_catalog(store).merge_lines()
+    return Check("domains", "warn" if lines else "ok", " ".join(lines))
 
 
 def _packs(store: Store) -> Check:

@@ -11,11 +11,20 @@ import yaml
 from ..config.credentials import encrypt, find_passkey, for_dataset, is_encrypted
 from ..errors import Refused, WrongUse
 from ..model import DATASET_COLUMNS
+from ..store.catalog import keep_names
 from ..store.moves import person
 from ..store.registry import read_dial, refuse_live
 from ..store.store import Store
 from ..util.text import printable
-from .catalog import DATASET, JOB, PROJECT_ITEM, Columns, Registrations, read_registered
+from .catalog import (
+    DATASET,
+    JOB,
+    PROJECT_ITEM,
+    Columns,
+    Registrations,
+    catalog_of,
+    read_registered,
+)
 from .flow import EXPANDED, Dataset, Flow, Job, escape, origin_of
 from .plan import ADD, CHANGE, DIAL, REMOVE, SECRET, VARIABLE, Change, FlowPlan, compare
 
@@ -55,6 +64,7 @@ def apply_flow(
         with store.db.transaction(who=person(), why=why):
             store.db.run("registry.lock_datasets")
             store.db.run("registry.lock_jobs")
+            keep_names(store)
             registered = read_registered(store)
             plan = compare(store, flow, registered, adopt=adopt, environ=environ)
             refuse_stale(plan, expected)
@@ -131,6 +141,14 @@ class _Writer:
             self._db.change("flow.disown", rows=json.dumps(keys), origin=self._flow.origin)
         for kind, name in plan.forgotten:
             self._db.change("flow.forget", kind=kind, name=name, origin=self._flow.origin)
+        self._rename_domains()
+
+    def _rename_domains(self) -> None:
+        """Let domains be called as the flow says: the plan refuses it where it may not."""
+        names = self._registered.names
+        for datasetid, name in catalog_of(self._flow, environ=self._environ).domains.items():
+            if names.get(datasetid, name) != name:
+                self._db.change("catalog.change_name", datasetid=datasetid, name=name)
 
     def _write_datasets(self, found: Iterable[tuple[Change, Dataset]]) -> None:
         new = []
@@ -318,6 +336,7 @@ class _Exporter:
     def export(self) -> Export:
         written: dict[str, Any] = {"flow": Flow(self._name).name}
         datasets = dict(self._datasets())
+        self._name_domains(datasets)
         jobs = dict(self._jobs())
         written |= {"datasets": datasets} if datasets else {}
         written |= {"jobs": jobs} if jobs else {}
@@ -346,6 +365,16 @@ class _Exporter:
                 self._left_out.append(LeftOut(DATASET, name, str(error)))
                 continue
             yield name, values or None
+
+    def _name_domains(self, datasets: dict[str, dict[str, Any] | None]) -> None:
+        """Say which name a domain has kept, where a flow would give it another one."""
+        kept = self._registered.catalog().domains
+        now = self._registered.catalog(recorded=False).domains
+        named = set[str]()
+        for name in sorted(datasets, key=lambda name: (name != kept[name], name)):
+            if kept[name] != now[name] and now[name] not in named:
+                datasets[name] = {**(datasets[name] or {}), "domain": kept[name]}
+                named.add(now[name])
 
     def _jobs(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for name, links in sorted(self._registered.links.items()):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..errors import FlowError
 from ..model import DATASET_COLUMNS, DIALS
-from ..store.catalog import SECRET, Catalog, CatalogDataset
+from ..store.catalog import SECRET, Catalog, CatalogDataset, likeliest
 from ..store.registry import FOREVER, dial_value
 from ..store.store import Store
 from ..util.text import typed
@@ -104,6 +104,8 @@ class Registrations(NamedTuple):
     """By kind and name: origin → the dials that it sets."""
     produced: frozenset[str] = frozenset()
     """The datasets that have chunks."""
+    names: Mapping[str, str] = {}
+    """Dataset → the name that its domain had when it was first seen."""
 
     def origins(self, kind: str, name: str) -> set[str]:
         """Who declares a dataset or a job; a pipeline's mark tells it where no row does."""
@@ -115,6 +117,12 @@ class Registrations(NamedTuple):
 
     def has(self, kind: str, name: str) -> bool:
         return name in (self.datasets if kind == DATASET else self.links)
+
+    def catalog(self, *, recorded: bool = True) -> Catalog:
+        """The same as a catalog; its domains named as they were once, or as they would be now."""
+        datasets: dict[str, str | None] = dict.fromkeys(self.produced)
+        datasets |= {name: rows[0].get("domain") for name, rows in self.datasets.items() if rows}
+        return _catalog(datasets, self.links, self.names if recorded else {})
 
     def users(self, datasetid: str) -> list[str]:
         """The jobs that read or write a dataset."""
@@ -156,6 +164,7 @@ def read_registered(store: Store) -> Registrations:
         dials,
         declared,
         frozenset(datasetid for (datasetid,) in store.db.run("catalog.produced")),
+        dict(store.db.run("catalog.names")),
     )
 
 
@@ -225,18 +234,21 @@ def other_names(
     for name, datasets in members.items():
         now = after.domains[datasets[0]]
         whole = [item for item, of in after.domains.items() if of == now]
-        recorded = {of for item in whole if (of := before.domains.get(item)) in used}
-        recorded -= {of for of in after.domains.values() if of != now}  # a part that split off
+        recorded = [of for item in whole if (of := before.domains.get(item)) in used]
+        elsewhere = {of for of in after.domains.values() if of != now}  # a part that split off
+        recorded = [of for of in recorded if of not in elsewhere]
+        if not any(after.datasets[item].columns.get("domain") for item in whole):
+            now = likeliest(recorded) or now
         if now == name and (not recorded or name in recorded):
             continue
-        yield _other_name(flow, datasets, name, _kept(flow, after, whole, recorded))
+        yield _other_name(flow, datasets, name, _kept(flow, after, whole, recorded) or now)
 
 
-def _kept(flow: Flow, after: Catalog, whole: Iterable[str], recorded: set[str]) -> str:
+def _kept(flow: Flow, after: Catalog, whole: Iterable[str], recorded: Iterable[str]) -> str | None:
     """The name that a domain has to have: the one that others tell, or that its chunks have."""
     own = {dataset.datasetid for dataset in flow.datasets}
     told = {after.datasets[item].columns.get("domain") for item in {*whole} - own} - {None}
-    return min(told or recorded or {after.domains[next(iter(whole))]}, key=str) or ""
+    return min(told, key=str) if told else likeliest(recorded)
 
 
 def _other_name(flow: Flow, datasets: Iterable[str], name: str, kept: str) -> OtherName:
@@ -260,20 +272,24 @@ def _catalogs(
     flow: Flow, registered: Registrations, gone: set[tuple[str, str]]
 ) -> tuple[Catalog, Catalog]:
     """What the tables have, and what they would have with the flow applied."""
-    datasets = {
-        name: rows[0].get("domain") if rows else None for name, rows in registered.datasets.items()
+    before = registered.catalog()
+    after = {
+        name: dataset.columns.get("domain")
+        for name, dataset in before.datasets.items()
+        if (DATASET, name) not in gone
+        and (name in registered.produced or name in registered.datasets)
     }
-    datasets = dict.fromkeys(registered.produced) | datasets
-    after = {name: domain for name, domain in datasets.items() if (DATASET, name) not in gone}
     after |= {dataset.datasetid: dataset.domain for dataset in flow.datasets}
     links = {job: found for job, found in registered.links.items() if (JOB, job) not in gone}
     links |= {job.jobid: links_of(job) for job in flow.jobs}
-    return _catalog(datasets, registered.links), _catalog(after, links)
+    return before, _catalog(after, links)
 
 
 def _catalog(
-    domains: Mapping[str, str | None], links: Mapping[str, Iterable[tuple[str, str]]]
+    domains: Mapping[str, str | None],
+    links: Mapping[str, Iterable[tuple[str, str]]],
+    names: Mapping[str, str] = {},
 ) -> Catalog:
     datasets = {name: CatalogDataset(name, {"domain": of}) for name, of in domains.items()}
     items = [(job, kind, item, None) for job, found in links.items() for kind, item in found]
-    return Catalog.of(datasets, items, {})
+    return Catalog.of(datasets, items, {}, names)

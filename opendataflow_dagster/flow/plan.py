@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from ..config.credentials import password_of
@@ -208,6 +209,8 @@ class _Comparison:
 
     def _of_dataset(self, dataset: Dataset) -> list[ValueChange]:
         wanted = dataset.columns(self._environ)
+        if wanted["domain"] == self._recorded.get(dataset.datasetid):
+            wanted = {**wanted, "domain": None}
         rows = self._registered.datasets.get(dataset.datasetid, [{}])
         found: dict[str, ValueChange] = {}
         for row in rows:  # of a table with duplicates, all of them
@@ -219,6 +222,21 @@ class _Comparison:
             if different := self._of_secret(dataset, row, wanted):
                 found.setdefault(SECRET, different)
         return list(found.values())
+
+    @cached_property
+    def _recorded(self) -> dict[str, str]:
+        """Dataset → the name of its domain, where that is recorded and no column has to say it."""
+        catalog = self._registered.catalog()
+        told = {
+            catalog.domains[name]
+            for name, dataset in catalog.datasets.items()
+            if dataset.columns.get("domain")
+        }
+        return {
+            name: domain
+            for name, domain in catalog.domains.items()
+            if name in catalog.names and domain not in told and domain not in catalog.merged()
+        }
 
     def _of_secret(self, dataset: Dataset, row: Columns, wanted: Columns) -> ValueChange | None:
         """Whether the password changes; neither it nor its encrypted value is shown."""

@@ -1,11 +1,13 @@
 """What there is, in one look: datasets, the jobs between them, their dials, and their domains."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from ..model import Plan
+from ..util.text import typed
 from ..util.times import from_table
 from .store import Store
 
@@ -47,6 +49,8 @@ class Catalog(NamedTuple):
     policies: Mapping[str, Mapping[str, Any]]
     domains: Mapping[str, str]
     """Dataset → the name of its domain: those that jobs link share their dataids."""
+    names: Mapping[str, str] = {}
+    """Dataset → the name that its domain had when it was first seen."""
     registered_by: str = ""
     """The command that registers all this, if it comes from a flow instead of the tables."""
     runs_in: Mapping[str, str] = {}
@@ -60,6 +64,7 @@ class Catalog(NamedTuple):
         datasets: Mapping[str, CatalogDataset],
         items: Iterable[tuple],
         policies: Mapping[str, Mapping[str, Any]],
+        names: Mapping[str, str] = {},
     ) -> "Catalog":
         """Return the catalog of datasets and rows of jobs (jobid, itemtype, datasetid, itemvalue).
 
@@ -67,25 +72,58 @@ class Catalog(NamedTuple):
         """
         jobs = _plans(items, policies)
         found = _with_named(datasets, jobs.values())
-        return cls(found, jobs, policies, _domains(found, jobs))
+        return cls(found, jobs, policies, _domains(found, jobs, names), names)
 
     def with_jobs(self, plans: Mapping[str, Plan]) -> "Catalog":
         """Return the catalog as it would be with these jobs registered."""
         jobs = {**self.jobs, **plans}
         datasets = _with_named(self.datasets, plans.values())
-        return self._replace(datasets=datasets, jobs=jobs, domains=_domains(datasets, jobs))
+        domains = _domains(datasets, jobs, self.names)
+        return self._replace(datasets=datasets, jobs=jobs, domains=domains)
 
     def joined(self, other: "Catalog") -> "Catalog":
         """Return the catalog extended by what another one has."""
         datasets = dict(sorted({**other.datasets, **self.datasets}.items()))
-        jobs = {**self.jobs, **other.jobs}
+        jobs, names = {**self.jobs, **other.jobs}, {**other.names, **self.names}
         return self._replace(
             datasets=datasets,
             jobs=jobs,
             policies={**self.policies, **other.policies},
             runs_in={**self.runs_in, **other.runs_in},
-            domains=_domains(datasets, jobs),
+            domains=_domains(datasets, jobs, names),
+            names=names,
         )
+
+    def merged(self) -> dict[str, list[str]]:
+        """Domains of which jobs have made one: the name that it has → those that others had.
+
+        One that an explicit `domain` names isn't among them: whoever gave it knows.
+        """
+        had: dict[str, set[str]] = {}
+        named = set[str]()
+        for datasetid, name in self.domains.items():
+            had.setdefault(name, {name}).add(self.names.get(datasetid, name))
+            if self.datasets[datasetid].columns.get("domain"):
+                named.add(name)
+        return {
+            name: sorted(names - {name})
+            for name, names in had.items()
+            if len(names) > 1 and name not in named
+        }
+
+    def merge_lines(self) -> list[str]:
+        """A line for each domain of which jobs have made one: its name now, and what to do."""
+        lines = []
+        for name, others in self.merged().items():
+            members = [item for item, domain in self.domains.items() if domain == name]
+            first = min(members, key=lambda item: (self.names.get(item) != name, item))
+            lines.append(
+                f"Jobs have joined domain {name!r} with {', '.join(map(repr, others))}: the "
+                f"partitions of all their assets are called {name!r} now. Reload the code "
+                "location, give assets of your own these partitions, and say that it is meant: "
+                f"`odf dataset add {typed(first, '--domain', name)}`, or `domain:` in flow.yml."
+            )
+        return lines
 
     def producers(self, datasetid: str) -> tuple[str, ...]:
         """The jobs that write a dataset."""
@@ -136,6 +174,7 @@ class Catalog(NamedTuple):
                 "jobs": [plan._asdict() for plan in self.jobs.values()],
                 "policies": self.policies,
                 "domains": self.domains,
+                "names": self.names,
             }
         )
 
@@ -164,18 +203,56 @@ class Catalog(NamedTuple):
             {plan.jobid: plan for plan in plans},
             read["policies"],
             read["domains"],
+            read.get("names", {}),
         )
 
 
 def read_catalog(store: Store) -> Catalog:
     """Read what is registered now, and which datasets have chunks."""
+    with store.db.reading():
+        return _read_catalog(store)
+
+
+def keep_names(store: Store, catalog: Catalog | None = None) -> None:
+    """Record the names of domains that have none recorded; all of a catalog, or those with chunks.
+
+    Whoever changes what links datasets does it before, in the same transaction: else the change
+    would give a domain another name.
+    """
     db = store.db
-    with db.reading():
-        rows, cursor = db.execute(db.statement("catalog.datasets"), {})
-        names = [column[0].lower() for column in cursor.description]
-        items = db.run("catalog.jobs")
-        dials = db.records("catalog.policies")
-        produced = [datasetid for (datasetid,) in db.run("catalog.produced")]
+    if catalog is not None:
+        domains, names = catalog.domains, catalog.names
+    elif used := {datasetid for (datasetid,) in db.run("catalog.unnamed")}:
+        found = _read_catalog(store)
+        there = {found.domains[datasetid] for datasetid in used}
+        domains = {item: name for item, name in found.domains.items() if name in there}
+        names = found.names
+    else:
+        return
+    for datasetid in sorted(domains.keys() - names.keys()):
+        db.change("catalog.keep_name", datasetid=datasetid, name=domains[datasetid])
+
+
+def record_names(store: Store, catalog: Catalog | None = None) -> None:
+    """The same, in a transaction of its own."""
+
+    def work() -> None:
+        with store.db.transaction(who="odf"):
+            keep_names(store, catalog)
+
+    if catalog is None or catalog.domains.keys() - catalog.names.keys():
+        store.db.insist(work)
+
+
+def _read_catalog(store: Store) -> Catalog:
+    """The same, in the transaction that there is."""
+    db = store.db
+    rows, cursor = db.execute(db.statement("catalog.datasets"), {})
+    names = [column[0].lower() for column in cursor.description]
+    items = db.run("catalog.jobs")
+    dials = db.records("catalog.policies")
+    produced = [datasetid for (datasetid,) in db.run("catalog.produced")]
+    recorded = dict(db.run("catalog.names"))
 
     registered: dict[str, dict[str, str | None]] = {}
     for row in rows:
@@ -198,7 +275,7 @@ def read_catalog(store: Store) -> Catalog:
         datasetid: CatalogDataset(datasetid, registered.get(datasetid, unknown))
         for datasetid in {*registered, *produced, *linked} - {TODAY}
     }
-    return Catalog.of(datasets, items, policies)
+    return Catalog.of(datasets, items, policies, recorded)
 
 
 def read_jobs(store: Store) -> dict[str, Plan]:
@@ -252,8 +329,16 @@ def _plans(items: Iterable[tuple], policies: Mapping[str, Mapping[str, Any]]) ->
     return plans
 
 
-def _domains(datasets: Mapping[str, CatalogDataset], jobs: Mapping[str, Plan]) -> dict[str, str]:
-    """Name each connected component: as recorded, or after its smallest root.
+def likeliest(names: Iterable[str]) -> str | None:
+    """Which of the names that datasets had their domain keeps: that of the most of them."""
+    counts = Counter(names)
+    return min(counts, key=lambda name: (-counts[name], name), default=None)
+
+
+def _domains(
+    datasets: Mapping[str, CatalogDataset], jobs: Mapping[str, Plan], recorded: Mapping[str, str]
+) -> dict[str, str]:
+    """Name each connected component: as `domain` says, as it was called, or by its smallest root.
 
     Roots are datasets that no job writes, or else those produced from nothing.
     """
@@ -280,9 +365,10 @@ def _domains(datasets: Mapping[str, CatalogDataset], jobs: Mapping[str, Plan]) -
         domains = [
             name for datasetid in component if (name := datasets[datasetid].columns.get("domain"))
         ]
+        had = likeliest(recorded[datasetid] for datasetid in component if datasetid in recorded)
         roots = [datasetid for datasetid in component if datasetid not in written]
         roots = roots or [datasetid for datasetid in component if datasetid in begun]
-        name = min(domains or roots or component)
+        name = min(domains) if domains else had or min(roots or component)
         names |= dict.fromkeys(component, name)
     return dict(sorted(names.items()))
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ..errors import Refused, WrongUse
 from ..model import DATASET_COLUMNS
 from ..util.text import printable
+from .catalog import keep_names
 from .moves import person
 from .store import Store
 
@@ -72,6 +73,7 @@ def load(store: Store, folder: str) -> dict[str, int]:
             # Without unique keys, only the locks keep others from adding the same rows meanwhile.
             store.db.run("registry.lock_datasets")
             store.db.run("registry.lock_jobs")
+            keep_names(store)
             return {table.table: _add(store, table, rows) for table, rows in files.items()}
 
     added = store.db.insist(work)[0]

@@ -13,6 +13,7 @@ from ..formats.csv_options import csv_options
 from ..model import DATASET_COLUMNS, DIALS, Plan, check_id, check_text, check_variable
 from ..util.text import count_of, typed
 from ..util.times import FOREVER_YEAR, from_table, parse_duration, parse_time, to_table
+from .catalog import keep_names
 from .moves import person
 from .operations import EXTERNAL, is_registered, unknown_dataset
 from .store import Store, refuse_flawed
@@ -155,6 +156,8 @@ def add_job(
             links, wanted_links = _links(rows), _links(wanted)
             links_after = wanted_links if replace else links | wanted_links
             check_links(jobid, links_after)
+            if links != links_after:
+                keep_names(store)
             if wanted_links - links:
                 _refuse_circle(store, jobid, links_after, beside)
             new = (_replace_items if replace else _extend_items)(store, jobid, rows, wanted)
@@ -260,6 +263,7 @@ def remove_job(store: Store, jobid: str, *, plan: bool = False) -> list[Removal]
                 ),
             ]
             if not plan:
+                keep_names(store)
                 db.change("registry.remove_job", jobid=jobid)
                 db.change("registry.remove_policy", jobid=jobid)
                 db.change("registry.forget_origins", kind="job", name=jobid)
@@ -294,6 +298,7 @@ def remove_dataset(store: Store, datasetid: str, *, plan: bool = False) -> list[
             if not plan:
                 db.change("registry.remove_dataset", datasetid=datasetid)
                 db.change("registry.forget_origins", kind="dataset", name=datasetid)
+                db.change("catalog.forget_name", datasetid=datasetid)
         return found
 
     return store.db.insist(work)[0]

@@ -90,9 +90,12 @@ class Store:
         Tables that are newer than this program are left as they are. What may be claimed is judged
         anew while others work: afterwards, or without `fill` by whoever calls it or is idle.
         """
+        from .catalog import record_names
         from .upgrade import upgrade  # imported late: a cron line doesn't need it
 
         found = upgrade(self.db)
+        if found.version <= self.version:
+            record_names(self)
         if fill and found.version <= self.version:
             self.fill()
         return found

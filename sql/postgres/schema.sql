@@ -172,6 +172,9 @@ create table if not exists origin (
     primary key (kind, name, origin)
 );
 
+-- The name that a dataset's domain had when it was first seen: Dagster's partitions are called by it, so it stays.
+create table if not exists domainname (datasetid text not null primary key, name text not null);
+
 -- `version`: of these tables. `oldest_client`: an older program takes no new claim, but settles those that it has.
 -- `schema`: the version whose triggers.sql ran last. The `odf init` of version 3 knows only this row and writes '3' into
 -- it, so a number other than `version` shows that an older program has rewritten functions and triggers.

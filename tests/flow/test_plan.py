@@ -683,7 +683,7 @@ def test_a_domain_with_chunks_keeps_its_name(store: Store) -> None:
         [conflict] = plan_flow(store, flow).conflicts
         assert (conflict.name, conflict.may_adopt) == (dataset, False)
         assert conflict.conflict == (
-            f"its partitions are called 'sales' in the tables, and {was!r} by this flow: "
+            f"its partitions have the name 'sales' in the tables, and {was!r} in this flow: "
             "add `domain: sales` to it"
         )
         for adopt in (False, True):
@@ -706,7 +706,7 @@ def test_of_two_flows_the_second_takes_the_name_that_the_first_gave(store: Store
     [conflict] = plan_flow(store, other).conflicts
     assert (conflict.kind, conflict.name) == ("job", "send")
     assert conflict.conflict == (
-        "its partitions are called 'sales' in the tables, and 'archive' by this flow: declare "
+        "its partitions have the name 'sales' in the tables, and 'archive' in this flow: declare "
         "dataset 'archive' with `domain: sales`"
     )
     declared = replace(other, datasets=[Dataset("archive", domain="sales")])

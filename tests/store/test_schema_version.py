@@ -24,6 +24,7 @@ from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.errors import NoDatabase
 from opendataflow_dagster.model import Claim
 from opendataflow_dagster.store import history, open_store, upgrade
+from opendataflow_dagster.store.catalog import record_names
 from opendataflow_dagster.store.claims import force, offer
 from opendataflow_dagster.store.database import (
     SQL_FOLDER,
@@ -84,7 +85,16 @@ LATER = (
 )
 """Columns that version 3 didn't have."""
 
-NEW = ("dataflow_meta", "fill", "streamfold", "csvfile", "csvpart", "registration", "origin")
+NEW = (
+    "dataflow_meta",
+    "fill",
+    "streamfold",
+    "csvfile",
+    "csvpart",
+    "registration",
+    "origin",
+    "domainname",
+)
 """Tables that version 3 didn't have, and the one with the versions."""
 
 
@@ -319,6 +329,7 @@ def test_the_printed_plan_does_what_init_does(urls: tuple[str, str], start: str)
     done.init()
     assert catalog(planned) == catalog(done)
     planned.fill()
+    record_names(planned)  # a sensor does, or the next registration
     found, wanted = rows(planned), rows(done)
     for table in (found, wanted):
         for row in table["registration"]:

@@ -294,6 +294,7 @@ def without_registrations(store: Store) -> None:
     else:
         sql(store, "drop table registration cascade")
     sql(store, "drop table origin")
+    sql(store, "drop table domainname")
 
 
 def without_later_columns(store: Store) -> None:

@@ -33,6 +33,7 @@ TABLES = (
     "csvpart",
     "registration",
     "origin",
+    "domainname",
 )
 
 
