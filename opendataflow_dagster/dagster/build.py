@@ -1,5 +1,6 @@
 """A code location in one call: from a flow, or from what is registered in the tables."""
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -28,6 +29,8 @@ from .resources import PYSPARK_KEY, RESOURCE_KEY, DataflowResource, LocationRegi
 from .runners import JobRunners, Path, Script
 from .step import DEFAULT_BATCH_CHUNKS
 from .translator import DataflowTranslator
+
+_log = logging.getLogger("opendataflow_dagster")
 
 IO_MANAGER_KEY = "dataflow_io_manager"
 """The key of the IO manager, so that the project's own stays unchanged."""
@@ -267,6 +270,8 @@ def _from_tables(
     known = catalog or readable_catalog(dataflow)
     if code is not None:
         known = known.joined(catalog_of(code.flow))
+    for line in known.merge_lines():
+        _log.warning("%s", line)
     pipelines = Projects(folders) if folders else None
     if pipelines is not None:
         known = pipelines.known_to(known)

@@ -3,12 +3,17 @@
 Dagster draws all partition keys of an asset. With a window, only the newest chunks of each domain
 have one, and all in which something is left to do. The events of the others are kept: a chunk that
 is resubmitted has a key again, and its square.
+
+Partitions that the project defines itself stay as they are: a chunk whose dataid is no key of
+theirs has no square.
 """
 
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import dagster as dg
 
 from ..model import FAILED, PENDING, READY, RUNNING, natural_key
 from ..storage.presence import Drift, drift_of_data, shown_word
@@ -16,14 +21,21 @@ from ..store.catalog import Catalog, read_catalog
 from ..store.operations import unknown_dataset
 from ..store.overview import EARLIER, Execution, Truth, holders, known, origins, truths, undone
 from ..store.store import Store
+from ..util.text import count_of, first_of, printable
 from .outside import OutsideRuns
 from .public_grid import PublicMirror, Square, is_ours
-from .translator import DataflowTranslator
+from .translator import DataflowTranslator, described, is_kept, partition_keys
 
 REPAIR_COMMAND = "odf drift --repair"
 
 PIECE_PARTITIONS = 1000
 """Partitions compared between two checks of the time."""
+
+MAX_KEPT_CHUNKS = 1000
+"""Chunks without a partition that are kept of a domain, so that each is told once."""
+
+MAX_NAMED_CHUNKS = 10
+"""How many chunks a line names."""
 
 NO_ROW = Truth(PENDING, "", None)
 """The truth about a chunk that the tables don't have."""
@@ -128,31 +140,164 @@ def _with_holders(
 
 
 class GridWindow:
-    """Which chunks of a catalog's domains the grid shows; without a window, all."""
+    """Which chunks of the domains of a catalog the grid shows."""
 
     def __init__(
         self, store: Store, mirror: PublicMirror, translator: DataflowTranslator, catalog: Catalog
     ) -> None:
         self.store, self.mirror, self.translator = store, mirror, translator
-        self.domains = catalog.domains
+        self.names = catalog.names
+        self.told: dict[str, list[str]] = {}
+        """By domain: the chunks without a partition that were told already."""
+        self.notes: list[str] = []
+        self.definitions: dict[str, dg.PartitionsDefinition] = {}
+        self.domains: dict[str, str] = {}
         self.members: dict[str, list[str]] = {}
+        by_name: dict[str, str] = {}
         for datasetid, domain in sorted(catalog.domains.items()):
+            if domain not in self.definitions:
+                self.definitions[domain] = translator.partitions_def(domain)
+            if self.keeps_keys(domain):  # domains of one name share their partitions
+                domain = by_name.setdefault(translator.partitions_name(domain), domain)
+            self.domains[datasetid] = domain
             self.members.setdefault(domain, []).append(datasetid)
 
+    # --- the partitions of a domain ---
+
+    def keeps_keys(self, domain: str) -> bool:
+        """Whether the keys of a domain are added and removed as chunks come and go."""
+        return is_kept(self.translator, domain, self.definitions[domain])
+
+    def name(self, domain: str) -> str | None:
+        """Under which name Dagster has the keys of a domain; None: a definition tells them."""
+        definition = self.definitions[domain]
+        return definition.name if isinstance(definition, dg.DynamicPartitionsDefinition) else None
+
+    def layout(self) -> list[tuple[str, str]]:
+        """The partitions that the project defines: with others, all has to be compared."""
+        return [
+            (domain, self.name(domain) or repr(self.definitions[domain]))
+            for domain in sorted(self.members)
+            if not self.keeps_keys(domain)
+        ]
+
+    def marks(self) -> dict[str, Any]:
+        """Marks that change when events vanish, and when there are other partition keys."""
+        assets = [self.translator.asset_key(datasetid) for datasetid in self.domains]
+        names = {domain: self.name(domain) for domain in self.members}
+        marks = self.mirror.marks(assets, list(filter(None, names.values())))
+        keys = marks["partitions"]
+        marks["partitions"] = {
+            domain: keys.get(name) if name else [self.definitions[domain].get_last_partition_key()]
+            for domain, name in names.items()
+        }
+        return marks
+
+    def existing(self, domain: str, keys: Collection[str]) -> set[str]:
+        """Those of some partition keys that there are."""
+        if name := self.name(domain):
+            return self.mirror.existing(name, list(keys))
+        return set(partition_keys(self.definitions[domain]).intersection(keys))
+
+    def with_partition(self, domain: str, dataids: Iterable[str]) -> set[str]:
+        """Those of some chunks that have a partition, or get one."""
+        if self.keeps_keys(domain):
+            return set(dataids)
+        return self._with_key(domain, dataids)
+
+    def without_partition(self, domain: str, dataids: Iterable[str]) -> set[str]:
+        """Those of some chunks that are none of the partitions that the project defines."""
+        found = set(dataids)
+        return found - self.with_partition(domain, found)
+
+    def _line(self, domain: str, dataids: Collection[str]) -> str:
+        """What the sensor's page says of such chunks."""
+        names = first_of(
+            [printable(each) for each in sorted(dataids, key=_order)], MAX_NAMED_CHUNKS
+        )
+        return (
+            f"{count_of(len(dataids), 'chunk')} of domain {printable(domain)} without a partition "
+            f"in {described(self.definitions[domain])}: {', '.join(names)}. The grid leaves such "
+            "chunks out, and `odf drift` lists them."
+        )
+
+    def shown(self, datasetid: str, dataids: set[str] | None = None) -> Collection[str] | None:
+        """The chunks of a dataset, or those of some, that have a partition; None: all have."""
+        domain, translator = self.domains[datasetid], self.translator
+        if dataids is not None:
+            return self.with_partition(domain, dataids)
+        if self.keeps_keys(domain):
+            if translator.window is None:
+                return None
+            return list(map(translator.dataid, self.mirror.keys(str(self.name(domain)))))
+        there = {translator.partition_key(each): each for each in truths(self.store, datasetid)}
+        drawn = self.mirror.shown(translator.asset_key(datasetid)).keys()
+        keys = self.existing(domain, there.keys() | drawn)
+        return [there[key] if key in there else translator.dataid(key) for key in keys]
+
+    def outdated_lines(self, here: Mapping[dg.AssetKey, dg.PartitionsDefinition]) -> list[str]:
+        """Lines about assets of a code location whose partitions get no keys any more."""
+        datasets = {self.translator.asset_key(each): each for each in self.domains}
+        was = {
+            self.translator.partitions_name(name): self.domains[each]
+            for each, name in self.names.items()
+            if each in self.domains
+        }
+        kept = {self.name(domain) for domain in self.members if self.keeps_keys(domain)}
+        found: dict[tuple[str, str], list[str]] = {}
+        for key, definition in here.items():
+            name = definition.name if isinstance(definition, dg.DynamicPartitionsDefinition) else ""
+            domain = self.domains[datasets[key]] if key in datasets else was.get(name or "")
+            if not name or domain is None or name == self.name(domain):
+                continue
+            if (name in was or name == self.translator.partitions_name(domain)) and (
+                key in datasets or name not in kept
+            ):
+                found.setdefault((name, domain), []).append(key.to_user_string())
+        return [
+            f"{', '.join(first_of(sorted(assets), MAX_NAMED_CHUNKS))}: the partitions {name!r} get "
+            f"no more keys. Those of domain {printable(domain)} are "
+            f"{described(self.definitions[domain])} now: reload this code location, and give them "
+            "to assets of your own."
+            for (name, domain), assets in found.items()
+        ]
+
+    def clear_others(self, domain: str) -> int:
+        """Take back what is shown of keys that there aren't, as before the partitions changed.
+
+        Dagster counts an event at half past two to the hour, and one of a Tuesday to the week.
+        """
+        count = 0
+        if self.name(domain) or not self.mirror.shows_runs:
+            return count
+        for datasetid in self.members[domain]:
+            key = self.translator.asset_key(datasetid)
+            shown = self.mirror.shown(key)
+            others = shown.keys() - self.existing(domain, shown.keys())
+            others = sorted(part for part in others if not shown[part].live)
+            self.mirror.clear(key, others)
+            count += len(others)
+        return count
+
+    # --- the window ---
+
+    def _size(self, domain: str) -> int | None:
+        return self.translator.window if self.keeps_keys(domain) else None
+
     def within(self, domain: str, dataids: set[str]) -> set[str]:
-        """Return the chunks of a domain that the grid should show."""
-        size = self.translator.window
+        """Those of all chunks of a domain that are to be shown."""
+        size = self._size(domain)
         if size is None or len(dataids) <= size:
-            return dataids
+            return self.with_partition(domain, dataids)
         newest = set(heapq.nlargest(size, dataids, key=_order))
         older = dataids - newest
         kept = older & self._with_key(domain, older) if self.mirror.has_open_backfills() else set()
         return newest | kept | undone(self.store, self.members[domain], older)
 
     def left_out(self, domain: str, dataids: Collection[str]) -> set[str]:
-        """Return the chunks, of those given, that get no partition key."""
-        size, name = self.translator.window, self.translator.partitions_name(domain)
-        keys = self.mirror.last_keys(name, size) if size else []
+        """Those of some chunks that stay without a partition key."""
+        size = self._size(domain)
+        keys = self.mirror.last_keys(str(self.name(domain)), size) if size else []
         if not size or len(keys) < size:
             return set()
         first = _order(self.translator.dataid(keys[0]))
@@ -161,33 +306,28 @@ class GridWindow:
         return older - undone(self.store, self.members[domain], older)
 
     def left_behind(self, domain: str) -> set[str]:
-        """Return the partition keys that newer chunks have pushed out of the window."""
-        size, name = self.translator.window, self.translator.partitions_name(domain)
-        keys = self.mirror.keys(name) if size else []
+        """The partition keys that newer ones have pushed out."""
+        size = self._size(domain)
+        keys = self.mirror.keys(str(self.name(domain))) if size else []
         if not size or len(keys) <= size or self.mirror.has_open_backfills():
             return set()
         older = {self.translator.dataid(key) for key in keys[:-size]}
         older -= undone(self.store, self.members[domain], older)
         return {self.translator.partition_key(dataid) for dataid in older}
 
-    def shown(self, datasetid: str) -> list[str] | None:
-        """Return the chunks of a dataset that have a partition key; None: all have."""
-        if self.translator.window is None:
-            return None
-        name = self.translator.partitions_name(self.domains[datasetid])
-        return [self.translator.dataid(key) for key in self.mirror.keys(name)]
-
     def forget(self, touched: Mapping[str, set[str]], domain: str, dataids: Iterable[str]) -> None:
-        """Drop chunks that the grid doesn't show from those to compare."""
+        """Take chunks that aren't shown off those that are to be compared."""
         for datasetid in self.members[domain]:
             if datasetid in touched:
                 touched[datasetid].difference_update(dataids)
 
     def bring_back(self, touched: dict[str, set[str]], domain: str, dataids: Iterable[str]) -> None:
-        """Add chunks to those to compare, in all datasets: they may have been out of the window."""
+        """Add chunks to those to be compared, in all datasets: they may have been outside."""
         found = set(dataids)
         for datasetid in self.members[domain]:
             touched.setdefault(datasetid, set()).update(found)
+
+    # --- the keys that are kept ---
 
     def give_keys(self, touched: dict[str, set[str]]) -> int:
         """Give every touched chunk that a domain has a partition key, and take the others' away.
@@ -202,10 +342,13 @@ class GridWindow:
             there: set[str] = set()
             for some in in_pieces(sorted(dataids)):
                 there |= known(self.store, self.members[domain], some)
+            self._note(domain, self.without_partition(domain, there))
+            if not self.keeps_keys(domain):
+                continue
             outside = self.left_out(domain, there)
             self.forget(touched, domain, outside)
             keys = {self.translator.partition_key(dataid): dataid for dataid in dataids - outside}
-            existing = self.mirror.existing(self.translator.partitions_name(domain), list(keys))
+            existing = self.existing(domain, keys)
             new = {key for key, dataid in keys.items() if dataid in there} - existing
             gone = {key for key, dataid in keys.items() if dataid not in there} & existing
             changed += self._change_keys(domain, new, gone)
@@ -215,21 +358,37 @@ class GridWindow:
         return changed
 
     def give_all_keys(self, domain: str) -> int:
-        """The same for all chunks of a domain."""
-        there = set(chain(*(truths(self.store, datasetid) for datasetid in self.members[domain])))
+        """The same for all chunks of a domain whose keys come and go with them."""
+        there = self._chunks(domain)
         wanted = set(map(self.translator.partition_key, self.within(domain, there)))
-        existing = set(self.mirror.keys(self.translator.partitions_name(domain)))
+        existing = set(self.mirror.keys(str(self.name(domain))))
         return self._change_keys(domain, wanted - existing, existing - wanted)
 
+    def has_come(self, domain: str) -> bool:
+        """Whether a chunk that had no partition has one by now; those that have none are told."""
+        there, before = self._chunks(domain), set(self.told.get(domain, ()))
+        without = self.without_partition(domain, there)
+        self.told[domain] = sorted(before & without)
+        self._note(domain, without)
+        return len(before) >= MAX_KEPT_CHUNKS or bool((before & there) - without)
+
+    def _note(self, domain: str, dataids: set[str]) -> None:
+        """Tell of chunks without a partition, each once; of very many, no more than the first."""
+        told = self.told.get(domain, [])
+        if len(told) < MAX_KEPT_CHUNKS and (new := sorted(dataids.difference(told))):
+            self.notes.append(self._line(domain, new))
+            self.told[domain] = [*told, *new][:MAX_KEPT_CHUNKS]
+
+    def _chunks(self, domain: str) -> set[str]:
+        return set(chain(*(truths(self.store, each) for each in self.members[domain])))
+
     def _change_keys(self, domain: str, new: set[str], gone: set[str]) -> int:
-        """Add partition keys where they belong in the natural order of chunks, and drop others."""
-        name = self.translator.partitions_name(domain)
+        """Add keys where they belong in the natural order of chunks, drop others; how many."""
+        name = str(self.name(domain))
         if gone:
             gone -= self._in_use(domain, gone)
         if not (new or gone):
             return 0
-        # Dagster shows keys in the order in which they were added: those that come after the first
-        # new one are added again behind it.
         tail: list[str] = []
         if new:
             first = min(map(self._order, new))
@@ -237,7 +396,9 @@ class GridWindow:
             if len(tail) == PIECE_PARTITIONS:
                 tail = self._after(self.mirror.keys(name), first)
         self.mirror.replace_keys(
-            name, [*tail, *(gone - set(tail))], sorted({*tail, *new} - gone, key=self._order)
+            name,
+            [*tail, *(gone - set(tail))],
+            sorted({*tail, *new} - gone, key=self._order),
         )
         for datasetid in self.members[domain] if tail or gone else ():
             self.mirror.forget_cache(self.translator.asset_key(datasetid))
@@ -262,8 +423,7 @@ class GridWindow:
 
     def _with_key(self, domain: str, dataids: Iterable[str]) -> set[str]:
         keys = {self.translator.partition_key(dataid): dataid for dataid in dataids}
-        name = self.translator.partitions_name(domain)
-        return {keys[key] for key in self.mirror.existing(name, list(keys))}
+        return {keys[key] for key in self.existing(domain, keys)}
 
 
 def drift(
@@ -322,13 +482,12 @@ def _outdated_cache(window: GridWindow, datasetid: str, known: set[str]) -> Iter
     mirror, translator, domain = window.mirror, window.translator, window.domains[datasetid]
     key = translator.asset_key(datasetid)
     stored = mirror.shown(key)
-    drawn = mirror.grid(key, translator.partitions_def(domain))
-    keys = set(mirror.keys(translator.partitions_name(domain)))
+    drawn = mirror.grid(key, window.definitions[domain])
     there = truths(window.store, datasetid)
-    for part in sorted(stored.keys() | drawn.keys()):
+    for part in sorted(window.existing(domain, stored.keys() | drawn.keys())):
         dataid = translator.dataid(part)
         state = stored[part].state if part in stored else ""
-        if part in keys and dataid not in known and drawn.get(part, "") != state:
+        if dataid not in known and drawn.get(part, "") != state:
             status = there.get(dataid, NO_ROW).status
             text = f"{shown_word(drawn.get(part, ''))}, by an outdated cache"
             yield Drift(datasetid, dataid, shown_word(status), text, "", REPAIR_COMMAND)
@@ -336,6 +495,8 @@ def _outdated_cache(window: GridWindow, datasetid: str, known: set[str]) -> Iter
 
 def _of_keys(window: GridWindow, domain: str) -> list[Drift]:
     """Return the partition keys that a domain lacks, and those without a chunk."""
+    if not window.keeps_keys(domain):
+        return list(_without_partition(window, domain))
     translator = window.translator
     there = {
         translator.partition_key(dataid): (dataid, datasetid, truth)
@@ -343,7 +504,7 @@ def _of_keys(window: GridWindow, domain: str) -> list[Drift]:
         for dataid, truth in truths(window.store, datasetid).items()
     }
     within = window.within(domain, {dataid for dataid, _, _ in there.values()})
-    existing = set(window.mirror.keys(translator.partitions_name(domain)))
+    existing = set(window.mirror.keys(str(window.name(domain))))
     found = [
         Drift(datasetid, dataid, shown_word(truth.status), "no partition key", "", REPAIR_COMMAND)
         for key, (dataid, datasetid, truth) in there.items()
@@ -354,6 +515,15 @@ def _of_keys(window: GridWindow, domain: str) -> list[Drift]:
         for key in existing - there.keys()
     ]
     return sorted(found, key=lambda row: (natural_key(row.dataid), row.dataid))
+
+
+def _without_partition(window: GridWindow, domain: str) -> Iterator[Drift]:
+    """Yield the chunks without a partition among those that the project defines."""
+    what = f"no partition in {described(window.definitions[domain])}"
+    for datasetid in window.members[domain]:
+        there = truths(window.store, datasetid)
+        for dataid in sorted(window.without_partition(domain, there), key=_order):
+            yield Drift(datasetid, dataid, shown_word(there[dataid].status), what, "", "")
 
 
 def _same(status: str, state: str) -> bool:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import dagster as dg
 
 from ..errors import DataflowError, WrongUse
-from ..store.catalog import Catalog
+from ..store.catalog import Catalog, read_catalog
 from ..store.claims import (
     MAX_COUNTED_CHUNKS,
     NOTHING_CLAIMABLE,
@@ -25,7 +25,7 @@ from ..util.times import zone_called
 from .pipeline_assets import Projects
 from .resources import DataflowResource
 from .step import BATCH_TAG, CATCH_UP_TAG
-from .translator import DataflowTranslator
+from .translator import DataflowTranslator, is_kept, partition_keys
 
 _log = logging.getLogger("opendataflow_dagster")
 
@@ -74,25 +74,20 @@ next one, and Dagster launches it when the sensor requests its run key again."""
 
 
 class JobAssets(NamedTuple):
-    """The assets that run a job, and the name of their partitions definition."""
+    """The assets that run a job, and their partitions."""
 
     keys: list[dg.AssetKey]
-    partitions: str | None
+    partitions: dg.PartitionsDefinition | None
 
     @classmethod
     def of(cls, target: Target, repository: dg.RepositoryDefinition | None) -> "JobAssets":
         """Return the assets of a target; a selection is resolved within the code location."""
         if isinstance(target, dg.AssetsDefinition):
-            return cls(sorted(target.keys), _name(target))
+            return cls(sorted(target.keys), target.partitions_def)
         if repository is None:
             raise WrongUse("A selection of assets needs the definitions that it selects from.")
         keys = sorted(target.resolve(repository.asset_graph))
-        return cls(keys, _name(repository.assets_defs_by_key[keys[0]]) if keys else None)
-
-
-def _name(assets: dg.AssetsDefinition) -> str | None:
-    partitions = assets.partitions_def
-    return partitions.name if isinstance(partitions, dg.DynamicPartitionsDefinition) else None
+        return cls(keys, repository.assets_defs_by_key[keys[0]].partitions_def if keys else None)
 
 
 class Launcher:
@@ -165,7 +160,12 @@ class Launcher:
         )
 
     def request(
-        self, found: Offer, assets: JobAssets, ended: Sequence[dg.RunRecord], number: int = 1
+        self,
+        store: Store,
+        found: Offer,
+        assets: JobAssets,
+        ended: Sequence[dg.RunRecord],
+        number: int = 1,
     ) -> dg.RunRequest:
         """Return a request for a run that claims what its job may claim.
 
@@ -184,7 +184,7 @@ class Launcher:
                 JOB_TAG: found.jobid,
                 BATCH_TAG: str(self.batch),
                 OFFER_TAG: self._offered(found),
-                **self._partition(found, assets),
+                **self._partition(store, found, assets),
             },
         )
 
@@ -194,7 +194,7 @@ class Launcher:
     def _key(self, found: Offer) -> str:
         return self.translator.partition_key(found.first or "")
 
-    def _partition(self, found: Offer, assets: JobAssets) -> dict[str, str]:
+    def _partition(self, store: Store, found: Offer, assets: JobAssets) -> dict[str, str]:
         """Return the tags without which Dagster doesn't run partitioned assets.
 
         It launches a run without a partition, but the step fails before its body when an input is
@@ -204,20 +204,36 @@ class Launcher:
         one, which would turn that partition red when this run fails for another chunk. The step
         logs an event for each chunk that it produces.
         """
-        if assets.partitions is None:
+        definition = assets.partitions
+        key = self._partition_key(store, found, definition) if definition else None
+        if key is None:
             return {}
-        key, name = self._key(found), assets.partitions
-        if not self.instance.has_dynamic_partition(name, key):
-            try:
-                self.instance.add_dynamic_partitions(name, [key])
-            except Exception:  # if two processes add the same key, one of them fails
-                if not self.instance.has_dynamic_partition(name, key):
-                    raise
         return {
             "dagster/asset_partition_range_start": key,
             "dagster/asset_partition_range_end": key,
             "dagster/defer_asset_events": "true",
         }
+
+    def _partition_key(
+        self, store: Store, found: Offer, definition: dg.PartitionsDefinition
+    ) -> str | None:
+        """Return the first chunk's partition; if the project defines none for it, the last one."""
+        key = self._key(found)
+        if not (isinstance(definition, dg.DynamicPartitionsDefinition) and definition.name):
+            there = key in partition_keys(definition)
+            return key if there else definition.get_last_partition_key()
+        name = definition.name
+        if self.instance.has_dynamic_partition(name, key):
+            return key
+        domains = set(read_catalog(store).domains.values())
+        if not any(is_kept(self.translator, domain, definition) for domain in domains):
+            return next(iter(self.instance.get_dynamic_partitions(name)[-1:]), None)
+        try:
+            self.instance.add_dynamic_partitions(name, [key])
+        except Exception:  # if two processes add the same key, one of them fails
+            if not self.instance.has_dynamic_partition(name, key):
+                raise
+        return key
 
 
 def catch_up_sensor(
@@ -337,7 +353,7 @@ class CatchUp(NamedTuple):
             if in_hand := others[found.jobid].of_work:
                 waits = f"`odf work` is working on {in_hand}"
             else:
-                waits = self._request(context, launcher, found, running, requests)
+                waits = self._request(context, store, launcher, found, running, requests)
             if found.obstacle == NOTHING_CLAIMABLE and not running:
                 idle.append(found.jobid)
             else:
@@ -360,6 +376,7 @@ class CatchUp(NamedTuple):
     def _request(
         self,
         context: dg.SensorEvaluationContext,
+        store: Store,
         launcher: Launcher,
         found: Offer,
         running: Sequence[dg.RunRecord],
@@ -376,7 +393,7 @@ class CatchUp(NamedTuple):
             return waits
         assets = JobAssets.of(self.jobs[found.jobid], context.repository_def)
         requests += [
-            launcher.request(found, assets, ended, len(running) + number)
+            launcher.request(store, found, assets, ended, len(running) + number)
             for number in range(1, free + 1)
         ]
         return ""
@@ -549,6 +566,6 @@ def _schedule(
         if running:
             return dg.SkipReason(f"{jobid}: {offer_line(found)}, {len(running)} run at work.")
         assets = JobAssets.of(target, context.repository_def)
-        return launcher.request(found, assets, ended)
+        return launcher.request(store, found, assets, ended)
 
     return today

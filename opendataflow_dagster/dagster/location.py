@@ -139,7 +139,7 @@ class LocationTranslator(DataflowTranslator):
     def partitions_name(self, domain: str) -> str:
         return self._last.partitions_name(domain)
 
-    def partitions_def(self, domain: str) -> dg.DynamicPartitionsDefinition:
+    def partitions_def(self, domain: str) -> dg.PartitionsDefinition:
         return self._last.partitions_def(domain)
 
 

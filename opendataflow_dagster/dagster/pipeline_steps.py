@@ -463,7 +463,8 @@ def publish(context: Context, flow: StepFlow, handed: Handed) -> None:
             raise _settled_failure(context, produced)
         events = ChunkEvents(context, store, flow.translator)
         for fact in produced.facts:
-            context.log_event(events.produced(produced, fact, handed["partition"]))
+            if events.is_shown(produced.claim.dataid, handed["partition"]):
+                context.log_event(events.produced(produced, fact, handed["partition"]))
 
 
 def tell_stale(context: Context, flow: StepFlow) -> list[dg.AssetCheckEvaluation]:

@@ -10,15 +10,17 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import chain, starmap
 from typing import Any, NamedTuple
 
 import dagster as dg
 
+from ..errors import NoDatabase
 from ..model import FAILED, READY
-from ..store.catalog import Catalog, depths, read_catalog
+from ..store.catalog import Catalog, depths, read_catalog, record_names
 from ..store.history import LostCursor, end_of_log, events_after
 from ..store.item_folding import fold_marks
 from ..store.overview import EARLIER, Execution, facts, origins
@@ -58,6 +60,10 @@ class Reconciled(NamedTuple):
     """How many chunks were mirrored, by status and (unless READY) by job."""
     stuck: int = 0
     """Squares that tell of what isn't so any more, and that this Dagster can't take back."""
+    notes: Sequence[str] = ()
+    """Lines about chunks without a partition, each told once."""
+    standing: Sequence[str] = ()
+    """Lines about what a person has to change."""
 
     @property
     def writes(self) -> int:
@@ -84,6 +90,8 @@ class Cursor:
     """When old runs were removed last, in seconds since 1970."""
     lost_runs: bool = True
     """Whether runs may be missing that no square asks for."""
+    without_partition: dict[str, list[str]] = field(default_factory=dict)
+    """By domain: the chunks that are none of the partitions that the project defines."""
 
 
 def reconcile(
@@ -97,15 +105,18 @@ def reconcile(
     wipe: bool = False,
     made_here: MadeHere | None = None,
     runs: OutsideRuns | None = None,
+    partitions_here: Mapping[dg.AssetKey, dg.PartitionsDefinition] | None = None,
 ) -> Reconciled:
     """Make the grid tell what the tables say, from a cursor on; `full` looks at everything.
 
     Args:
         wipe: Where squares can't be taken back one by one, wipe the asset, and show it anew.
         made_here: The assets that the code location makes; None: that isn't known.
+        partitions_here: The partitions of its assets.
     """
     runs = runs or OutsideRuns(store, mirror)
-    return _Pass(store, mirror, translator, cursor, seconds, full, wipe, made_here, runs).run()
+    work = _Pass(store, mirror, translator, cursor, seconds, full, wipe, made_here, runs)
+    return work.run(work.window.outdated_lines(partitions_here or {}))
 
 
 def repair(
@@ -157,6 +168,8 @@ class _Pass:
         self.store, self.mirror, self.translator = store, mirror, translator
         self.until = time.monotonic() + seconds
         self.catalog: Catalog = read_catalog(store)
+        with suppress(NoDatabase, *store.db.failures):  # who may only read goes without
+            record_names(store, self.catalog)
         mirror.learn_partitions(translator, self.catalog.domains)
         self.lineage = Lineage(store, translator, mirror, self.catalog)
         self.made_here = made_here
@@ -171,8 +184,9 @@ class _Pass:
             for datasetid in sorted(self.catalog.domains)
         }
         self.window = GridWindow(store, mirror, translator, self.catalog)
-        self.members = self.window.members
+        self.domains, self.members = self.window.domains, self.window.members
         self.cursor = _read_cursor(cursor)
+        self.window.told = self.cursor.without_partition
         self.full, self.wipe, self.runs = full, wipe, runs
         self.stuck = 0
         self.compared: set[str] = set()
@@ -181,9 +195,9 @@ class _Pass:
         self.wrote = {"made": 0, "planned": 0, "cleared": 0, "keys": 0, "runs": 0}
         self.chunks = Counter[tuple[str, str]]()
 
-    def run(self) -> Reconciled:
+    def run(self, outdated: Iterable[str]) -> Reconciled:
         # The marks are read before the work: what vanishes meanwhile differs from them next time.
-        cursor, before = self.cursor, self._marks()
+        cursor, before = self.cursor, self.window.marks()
         # A page that was being drawn when a cache was forgotten may have brought the old one back.
         for datasetid in cursor.caches:
             self.mirror.forget_cache(self.translator.asset_key(datasetid))
@@ -199,13 +213,15 @@ class _Pass:
             cursor.cleaned = time.time()
         self.wrote["runs"] = self.runs.written
         # What was written moved the marks itself: with the old ones the next tick would look again.
-        cursor.marks = self._marks() if any(self.wrote.values()) else before
+        cursor.marks = self.window.marks() if any(self.wrote.values()) else before
         return Reconciled(
             json.dumps(asdict(cursor)),
             **self.wrote,
             more=not finished,
             chunks=self.chunks,
             stuck=self.stuck,
+            notes=self.window.notes,
+            standing=[*self.catalog.merge_lines(), *outdated],
         )
 
     def _find_whole(self, marks: dict[str, Any]) -> None:
@@ -214,6 +230,7 @@ class _Pass:
         names = sorted(
             (key, self.catalog.domains[datasetid]) for key, datasetid in self.datasets.items()
         )
+        names += self.window.layout()
         if not self.mirror.shows_runs:  # once they are shown again, all has to be compared
             names.append(("", ""))
         layout = hashlib.sha256(repr(names).encode()).hexdigest()
@@ -227,12 +244,7 @@ class _Pass:
             self._add_lost(marks)
         self._add_folded()
         before, now = cursor.marks.get("partitions", {}), marks["partitions"]
-        names_by_domain = {
-            domain: self.translator.partitions_name(domain) for domain in self.members
-        }
-        changed = [
-            domain for domain, name in names_by_domain.items() if before.get(name) != now.get(name)
-        ]
+        changed = [domain for domain in self.members if before.get(domain) != now[domain]]
         cursor.domains = _without_repeats(cursor.domains, changed)
         cursor.layout = layout
 
@@ -330,7 +342,7 @@ class _Pass:
                 if mark != cursor.folds.get(datasetid) and datasetid in self.catalog.domains
             ]
             cursor.datasets = _without_repeats(cursor.datasets, folded)
-            domains = [self.catalog.domains[datasetid] for datasetid in folded]
+            domains = [self.domains[datasetid] for datasetid in folded]
             cursor.domains = _without_repeats(cursor.domains, domains)
         cursor.folds = folds
 
@@ -384,7 +396,8 @@ class _Pass:
         """Compare as a whole what has to be; whether that is finished."""
         cursor = self.cursor
         for domain in list(cursor.domains):
-            self.wrote["keys"] += self.window.give_all_keys(domain)
+            if domain in self.members:
+                self._sync_domain(domain)
             cursor.domains.remove(domain)
         for datasetid in self._from_above(cursor.datasets):
             if datasetid in self.catalog.domains and not self._sync(datasetid, None, {}):
@@ -399,7 +412,7 @@ class _Pass:
         self.compared.add(datasetid)
         self.runs.forget(())
         key, whole = self.translator.asset_key(datasetid), dataids is None
-        some = self.window.shown(datasetid) if dataids is None else dataids
+        some = self.window.shown(datasetid, dataids)
         found = differences(
             self.store, self.mirror, self.translator, datasetid, some, blamed, self.runs
         )
@@ -529,17 +542,23 @@ class _Pass:
         """Whether the time is up; a pass that wrote nothing yet goes on, else it'd get nowhere."""
         return time.monotonic() > self.until and any(self.wrote.values())
 
+    def _sync_domain(self, domain: str) -> None:
+        """Compare all partition keys of a domain with its chunks."""
+        if self.window.keeps_keys(domain):
+            self.wrote["keys"] += self.window.give_all_keys(domain)
+            return
+        self.wrote["cleared"] += self.window.clear_others(domain)
+        if self.window.has_come(domain):
+            self.cursor.datasets = _without_repeats(self.cursor.datasets, self.members[domain])
+
     def _add(self, touched: dict[str, set[str]], found: Mapping[str, Iterable[str]]) -> None:
         """Add partitions by asset key, as Dagster has them, to chunks by dataset."""
         for key, parts in found.items():
             if key in self.datasets:
-                chunks = touched.setdefault(self.datasets[key], set())
-                chunks.update(map(self.translator.dataid, parts))
-
-    def _marks(self) -> dict[str, Any]:
-        names = map(self.translator.partitions_name, self.members)
-        keys = map(self.translator.asset_key, self.catalog.domains)
-        return self.mirror.marks(keys, names)
+                datasetid, parts = self.datasets[key], list(parts)
+                if not self.window.keeps_keys(self.domains[datasetid]):
+                    parts = self.window.existing(self.domains[datasetid], parts)
+                touched.setdefault(datasetid, set()).update(map(self.translator.dataid, parts))
 
 
 def _read_cursor(cursor: str | None) -> Cursor:

@@ -123,12 +123,16 @@ def reconcile_sensor(
                 seconds=seconds,
                 made_here=_made_here(context.repository_def),
                 runs=OutsideRuns(store, mirror, options=here.outside),
+                partitions_here=_partitions_here(context.repository_def),
             )
         except Exception as error:
             return dg.SkipReason(_unreadable(store, error))
         context.update_cursor(done.cursor)
+        for note in done.notes:
+            context.log.warning(note)
         _log_settled(context, settled)
-        lines = [*lacking, _summary(done, settled), unread(store), degraded()]
+        lines = [*lacking, *done.standing, *done.notes, _summary(done, settled)]
+        lines += [unread(store), degraded()]
         return dg.SkipReason(" ".join(filter(None, lines)))
 
     return sensor
@@ -142,6 +146,17 @@ def _made_here(
         return None
     graph = repository.asset_graph
     return {key: graph.get(key).code_version for key in graph.materializable_asset_keys}
+
+
+def _partitions_here(
+    repository: dg.RepositoryDefinition | None,
+) -> dict[dg.AssetKey, dg.PartitionsDefinition]:
+    """The partitions that assets of a code location have."""
+    if repository is None:
+        return {}
+    graph = repository.asset_graph
+    found = {key: graph.get(key).partitions_def for key in graph.get_all_asset_keys()}
+    return {key: definition for key, definition in found.items() if definition}
 
 
 def settle(store: Store, instance: dg.DagsterInstance) -> list[Recovered]:

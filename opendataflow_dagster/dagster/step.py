@@ -528,13 +528,14 @@ class _Run(Claimer):
             self.lost[dataid] = produced.reason
             self.context.log.error(f"{printable(dataid)}: {produced.reason}")
             return
+        is_shown = self.events.is_shown(dataid, key)
         if produced.status == READY:
             self.produced += 1
-            for fact in produced.facts:
+            for fact in produced.facts if is_shown else ():
                 yield self.events.produced(produced, fact, key)
         else:
             self._log_failure(produced)
-        for checked in produced.checks:
+        for checked in produced.checks if is_shown else ():
             yield evaluation(checked, self.translator, key)
 
     def _log_failure(self, produced: Produced) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 
+from ..errors import WrongUse
 from ..location import place_of
 from ..store.catalog import Catalog, CatalogDataset
 from ..util.text import first_line
@@ -44,6 +45,12 @@ _RESERVED = frozenset(
 )
 """What Dagster allows as the name of no op."""
 
+MAX_LISTED = 16
+"""Definitions whose keys are kept."""
+
+_listed: dict[str, tuple[str | None, frozenset[str]]] = {}
+"""Definition, as text → its last key, and all of them."""
+
 _TAG_VALUE = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 
 
@@ -56,7 +63,7 @@ class DataflowTranslator:
 
     window: int | None = None
     """How many of a domain's newest chunks the grid shows, beside all that aren't READY; None: it
-    shows all."""
+    shows all. Partitions of the project's own are always shown as they are."""
 
     def asset_key(self, datasetid: str) -> dg.AssetKey:
         """The asset that a dataset is."""
@@ -74,8 +81,13 @@ class DataflowTranslator:
         """Under which name Dagster keeps the partition keys of a domain."""
         return f"dataflow/{domain}"
 
-    def partitions_def(self, domain: str) -> dg.DynamicPartitionsDefinition:
-        """The partitions that all datasets of a domain share."""
+    def partitions_def(self, domain: str) -> dg.PartitionsDefinition:
+        """The partitions that all datasets of a domain share.
+
+        By default dynamic ones, called `partitions_name`: their keys come and go with the chunks.
+        Any other definition of Dagster's, but several dimensions, is the project's own: its keys
+        stay as they are, and a chunk whose dataid is none of them has no partition.
+        """
         return dg.DynamicPartitionsDefinition(name=self.partitions_name(domain))
 
     def partition_mapping(self, jobid: str, datasetid: str) -> dg.PartitionMapping:
@@ -131,12 +143,26 @@ class DataflowTranslator:
         """The pool whose slots a job's runs take; the job's own dial is `odf policy`."""
         return None
 
+    def _definition(self, domain: str) -> dg.PartitionsDefinition:
+        """The partitions of a domain, if its chunks can be such."""
+        definition: Any = self.partitions_def(domain)
+        if isinstance(definition, dg.PartitionsDefinition) and not isinstance(
+            definition, dg.MultiPartitionsDefinition
+        ):
+            return definition
+        raise WrongUse(
+            f"{type(self).__name__}.partitions_def({domain!r}) is a {type(definition).__name__}, "
+            "and a chunk has one dataid: give partitions of one dimension."
+        )
+
     def spec(self, catalog: Catalog, datasetid: str, jobid: str | None) -> dg.AssetSpec:
         """The asset of a dataset: made by a job here, or (None) somewhere else.
 
         Elsewhere, lineage still follows the registered jobs.
         """
-        dataset = catalog.datasets[datasetid]
+        dataset, domain = catalog.datasets[datasetid], catalog.domains[datasetid]
+        partitions = self._definition(domain)
+        window = self._window_entry() if is_kept(self, domain, partitions) else {}
         makers = [jobid] if jobid is not None else catalog.producers(datasetid)
         sources = {
             source: maker
@@ -153,14 +179,42 @@ class DataflowTranslator:
                 for source, maker in sorted(sources.items())
             ],
             description=self.description(dataset, jobid),
-            metadata={**self._window_entry(), **self.metadata(dataset, jobid)},
+            metadata={**window, **self.metadata(dataset, jobid)},
             skippable=jobid is not None,
             group_name=self.group_name(catalog, datasetid),
             owners=self.owners(dataset),
             tags=self.tags(dataset, jobid),
             kinds=self.kinds(dataset),
-            partitions_def=self.partitions_def(catalog.domains[datasetid]),
+            partitions_def=partitions,
         )
+
+
+def is_kept(
+    translator: DataflowTranslator, domain: str, definition: dg.PartitionsDefinition
+) -> bool:
+    """Whether partitions of a domain are those whose keys come and go with its chunks."""
+    is_dynamic = isinstance(definition, dg.DynamicPartitionsDefinition)
+    return is_dynamic and definition.name == translator.partitions_name(domain)
+
+
+def partition_keys(definition: dg.PartitionsDefinition) -> frozenset[str]:
+    """The keys of partitions that aren't dynamic.
+
+    Listing 60,000 hours takes seconds, so it is done again only when there is another last one.
+    Dagster's `has_partition_key` is no help: it says yes to half past two of an hourly one.
+    """
+    what, last = repr(definition), definition.get_last_partition_key()
+    if what not in _listed or _listed[what][0] != last:
+        if len(_listed) >= MAX_LISTED:
+            _listed.clear()
+        _listed[what] = last, frozenset(definition.get_partition_keys())
+    return _listed[what][1]
+
+
+def described(definition: dg.PartitionsDefinition) -> str:
+    """What partitions are called for people."""
+    name = definition.name if isinstance(definition, dg.DynamicPartitionsDefinition) else None
+    return f"{type(definition).__name__} {name!r}" if name else type(definition).__name__
 
 
 @cache

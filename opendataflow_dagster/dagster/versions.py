@@ -31,7 +31,7 @@ from .events import (
     run_log,
     skipped_event,
 )
-from .translator import DataflowTranslator
+from .translator import DataflowTranslator, described, partition_keys
 
 NO_SUCH_EVENT = -1
 """Points before all events: any version that Dagster finds later differs from it."""
@@ -237,6 +237,17 @@ class ChunkEvents:
         self.log = run_log(context.run.run_id)
         partitions = context.partition_keys if context.has_partition_key_range else ()
         self.lineage = Lineage(store, translator, RunLog(context.instance, partitions))
+
+    def is_shown(self, dataid: str, key: str) -> bool:
+        """Whether a chunk has a partition: else Dagster could count its event to another one."""
+        definition = self.context.assets_def.partitions_def
+        if isinstance(definition, dg.DynamicPartitionsDefinition | None):
+            return True
+        if not (found := key in partition_keys(definition)):
+            self.context.log.warning(
+                f"{printable(dataid)} has no partition in {described(definition)}: it isn't shown."
+            )
+        return found
 
     def produced(self, produced: Produced, fact: Fact, key: str) -> dg.AssetMaterialization:
         """Return the event of a dataset's chunk that this run has just produced."""

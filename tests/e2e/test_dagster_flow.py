@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from opendataflow_dagster.store import operations
 from tests.support.dagster_project import CATCH_UP, RECONCILE, SCRIPT, Flow, days
 from tests.support.dagster_servers import Dagster
 from tests.support.graphql_client import Counts, wait_for
@@ -69,7 +70,7 @@ def test_the_location_shows_every_dataset(flow: Flow) -> None:
     flow.arrive("2026-01-10", "2026-01-09")
 
     assert client.location_problem() is None
-    assert client.assets() == ["cleaned", "orders", "report"]
+    assert client.assets() == ["cleaned", "counted", "orders", "report", "visits"]
     for dataset in ("cleaned", "orders", "report"):
         assert client.partitions(dataset) == ["2026-01-09", "2026-01-10"]
     assert client.sensors() == {
@@ -346,6 +347,46 @@ def test_a_check_that_fails_gates_the_chunk(flow: Flow) -> None:
     assert any("NOT_VALIDATED" in line for line in client.messages(run))
     flow.agrees()
     assert flow.squares("cleaned", [good, wrong]) == {good: "green", wrong: "red"}
+
+
+def test_days_of_dagsters_own(flow: Flow) -> None:
+    """Backfilled, and launched by the catch-up sensor, which also makes a chunk that is no day."""
+    client, dates, late = flow.client, days(10, 1, 4), ["2025-12-31", *days(10, 30, 31)]
+    for day in (*dates, *late):
+        (flow.folder / "visits" / f"{day}.csv").write_text("1\n")
+
+    def shown(dataset: str, dates: list[str]) -> None:
+        wait_for(
+            lambda: {*client.latest(dataset, dates)}, {*dates}.__eq__, 60, f"{dataset} is green"
+        )
+
+    operations.ready(flow.store, "visits", dates)
+    shown("visits", dates)
+    backfill = client.backfill(["counted"], dates)
+    assert client.backfill_finished(backfill, 120) == "COMPLETED_SUCCESS"
+    assert client.backfill_counts(backfill) == {"counted": Counts(4, 0, 4, 0)}
+    assert {*client.latest("counted", dates)} == {*dates}
+
+    operations.ready(flow.store, "visits", late)
+    shown("visits", late[1:])
+    client.start_sensor(CATCH_UP)
+    wait_for(
+        lambda: {flow.status("count", day) for day in late},
+        {"READY"}.__eq__,
+        120,
+        "all are counted",
+    )
+    shown("counted", late[1:])
+    assert client.partitions("counted")[-1] == "2026-10-31"
+    assert flow.produced(*(f"count {day}" for day in (*dates, *late))) == {
+        f"count {day}": 1 for day in (*dates, *late)
+    }
+    wait_for(
+        lambda: {(each.dataid, each.run) for each in flow.drift()},
+        {(late[0], "")}.__eq__,
+        60,
+        "grid",
+    )
 
 
 def test_nothing_was_produced_twice(flow: Flow) -> None:

@@ -8,8 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
+
 from opendataflow_dagster.dagster.drift import Drift, drift
 from opendataflow_dagster.dagster.grid import Mirror
+from opendataflow_dagster.dagster.translator import DataflowTranslator
 from opendataflow_dagster.store import open_store, operations, registry
 from opendataflow_dagster.store.store import Store
 from tests.support.dagster_servers import Dagster
@@ -19,7 +22,17 @@ from tests.support.store_fixtures import close, statuses
 SCRIPT = Path(__file__).with_name("code_locations") / "cleaning.sh"
 ODF = Path(sys.executable).with_name("odf")
 DATASETS = ("orders", "cleaned", "report")
+VISITS = ("visits", "counted")
 RECONCILE, CATCH_UP = "opendataflow_reconcile", "opendataflow_catch_up"
+
+
+class Names(DataflowTranslator):
+    """Visits have days of Dagster's own."""
+
+    def partitions_def(self, domain: str) -> dg.PartitionsDefinition:
+        if domain == "visits":
+            return dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-11-01")
+        return super().partitions_def(domain)
 
 
 class Background(subprocess.Popen[str]):
@@ -32,7 +45,10 @@ class Background(subprocess.Popen[str]):
 
 
 class Flow:
-    """`orders` come from outside, the Python job `clean` produces `cleaned`, a script `report`."""
+    """`orders` come from outside, the Python job `clean` produces `cleaned`, a script `report`.
+
+    So do `visits`, of which the job `count` produces `counted`.
+    """
 
     dagster: Dagster
 
@@ -40,11 +56,12 @@ class Flow:
         self.url, self.folder = url, folder
         self.store: Store = open_store(url)
         self.store.init()
-        for each in DATASETS:
+        for each in (*DATASETS, *VISITS):
             (folder / each).mkdir()
             registry.add_dataset(self.store, each, hostname=str(folder / each))
         registry.add_job(self.store, "clean", ["orders"], ["cleaned"])
         registry.add_job(self.store, "report", ["cleaned"], ["report"])
+        registry.add_job(self.store, "count", ["visits"], ["counted"])
         self.env = {"DATAFLOW_URL": url, "FLOW_FOLDER": str(folder)}
 
     def close(self) -> None:
@@ -102,7 +119,8 @@ class Flow:
         return Counter(line for line in lines if not chunks or line in chunks)
 
     def status(self, job: str, day: str) -> str | None:
-        dataset = {"clean": "cleaned", "report": "report"}.get(job, "orders")
+        made = {"clean": "cleaned", "report": "report", "count": "counted"}
+        dataset = made.get(job, "orders")
         return statuses(self.store, day).get((dataset, job, day), (None, None))[1]
 
     def squares(self, dataset: str, days: Iterable[str]) -> dict[str, str]:
@@ -121,7 +139,7 @@ class Flow:
         )
 
     def drift(self) -> list[Drift]:
-        return drift(self.store, Mirror(self.dagster.instance))
+        return drift(self.store, Mirror(self.dagster.instance), Names())
 
     def agrees(self) -> None:
         """Tables, grid and data agree after some ticks."""

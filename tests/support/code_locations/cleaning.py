@@ -1,4 +1,4 @@
-"""A user's own location: a Python job with a check, and a script that reads what it makes.
+"""A user's own location: Python jobs, one with a check, and a script that reads what it makes.
 
 Files in FLOW_FOLDER steer it: `bad`, `slow` and `invalid` name chunks of jobs, a line each;
 `produced` gets a line for each chunk that was really made.
@@ -18,6 +18,7 @@ from opendataflow_dagster import (
     dataflow_assets,
     dataflow_check,
 )
+from tests.support.dagster_project import Names
 
 folder = Path(os.environ["FLOW_FOLDER"])
 dataflow = DataflowResource(url=os.environ["DATAFLOW_URL"])
@@ -52,9 +53,21 @@ def clean(chunk: Chunk) -> Result:
     return Result(rows=len(lines))
 
 
+@dataflow_assets(job="count", dataflow=dataflow, translator=Names())
+def count(chunk: Chunk) -> Result:
+    """Copy the day."""
+    source = Path(chunk.inputs["visits"].location or "", f"{chunk.dataid}.csv")
+    target = Path(chunk.outputs["counted"].location or "", f"{chunk.dataid}.csv")
+    target.write_text(source.read_text())
+    with (folder / "produced").open("a") as file:
+        file.write(f"{chunk.jobid} {chunk.dataid}\n")
+    return Result(rows=1)
+
+
 defs = build_definitions(
     dataflow,
-    assets=[clean],
+    assets=[clean, count],
+    translator=Names(),
     scripts={"report": Path(__file__).with_name("cleaning.sh")},
     executor=dg.in_process_executor if os.environ.get("FLOW_IN_PROCESS") else None,
 )
