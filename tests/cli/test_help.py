@@ -15,6 +15,7 @@ from opendataflow_dagster.store.store import Store
 from tests.explain.test_explain import job
 from tests.support.store_fixtures import sql
 
+ROOT = Path(__file__).parents[2]
 LISTINGS = {
     "doctor",
     "status",
@@ -82,13 +83,33 @@ def test_help_has_examples_that_parse(name: str) -> None:
     typed = [words for example in examples for words in lines_of(example) if "odf" in words]
     assert any(f"odf {name}" in " ".join(words) for words in typed), "an example of this command"
     for words in typed:
-        arguments = words[words.index("odf") + 1 :]
-        root = click.Context(app, info_name="odf")
-        command, rest = app, arguments
-        while isinstance(command, click.Group) and rest and rest[0] in command.list_commands(root):
-            command, rest = command.get_command(root, rest[0]), rest[1:]
-            assert command is not None
-        command.make_context(words[1], rest, parent=root)
+        parse(words[words.index("odf") + 1 :])
+
+
+def parse(arguments: list[str]) -> None:
+    """Let the command read its arguments; nothing runs."""
+    root = click.Context(app, info_name="odf")
+    command, rest = app, arguments
+    while isinstance(command, click.Group) and rest and rest[0] in command.list_commands(root):
+        command, rest = command.get_command(root, rest[0]), rest[1:]
+        assert command is not None
+    assert command is not app or arguments[0].startswith("-"), f"no command {arguments[0]}"
+    command.make_context(arguments[0], rest, parent=root)
+
+
+PAGES = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/*.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.stem}")
+def test_commands_in_blocks_of_the_documents_parse(page: Path) -> None:
+    """Tables of benchmarks begin with a command, too."""
+    blocks = re.findall(r"^```[^\n]*\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    for line in lines if page.stem != "benchmarks" else ():
+        if line.startswith("odf ") and "…" not in line:
+            for words in lines_of(re.sub(r"\d?>&?\s*[^\s;|&]+|<\s*\S+|\\$", "", line)):
+                if words[:1] == ["odf"] and not words[1].startswith("-"):
+                    parse(words[1:])
 
 
 def test_the_list_of_commands_has_them_all_in_groups() -> None:
