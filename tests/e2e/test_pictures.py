@@ -147,7 +147,7 @@ def test_the_run_of_a_red_square(shop: Shop, ui: UI) -> None:
     expect(told).to_be_visible()
     ui.page.set_viewport_size({"width": WIDTH, "height": 760})
     ui.open(str(told.get_by_role("link").get_attribute("href")))
-    ui.page.get_by_text("To make them again: odf resubmit check 2026-11-16").wait_for()
+    ui.page.get_by_text("odf resubmit check 2026-11-16").wait_for()
     shoot(ui, "failed_run")
 
 
