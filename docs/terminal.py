@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 PICTURE = Path(__file__).parent / "images" / "terminal.svg"
-COLUMNS = 92
+COLUMNS = 80
 BROKEN = "2026-03-07"
 PREPARED = f"""
 odf new shop --kind scripts && cd shop && sed -i /concurrency/d flow.yml && odf apply
