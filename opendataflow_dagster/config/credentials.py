@@ -154,7 +154,7 @@ def new_key() -> str:
 
 
 def is_legacy(value: str) -> bool:
-    """Whether the original made this value."""
+    """Whether the Java original encrypted this value."""
     box = _legacy_box(value.strip())
     return box is not None and len(box) >= IV_BYTES + TAG_BYTES
 

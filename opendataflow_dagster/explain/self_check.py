@@ -10,7 +10,7 @@ from ..store.database import Versions
 from ..store.history import unread
 from ..store.store import CLOCK_DRIFT_SECONDS, LONGEST_LEASE_SECONDS, Store
 from ..store.upgrade import missing_tables, missing_triggers, triggers
-from ..util.text import printable, typed
+from ..util.text import count_of, printable, typed
 from ..util.times import from_table, shown, to_table
 from .explain import judge_chunks
 
@@ -25,7 +25,7 @@ MAX_COMPARED_ROWS = 200_000
 
 
 class Check(NamedTuple):
-    """One thing looked at: `ok`, `warn` or `fail`, what was seen, and what to run."""
+    """One check: `ok`, `warn` or `fail`, what was found, and what to run."""
 
     check: str
     result: str
@@ -126,16 +126,16 @@ def _is_newer(store: Store) -> bool:
 
 def _triggers(store: Store) -> Check:
     if _is_newer(store):
-        return Check("triggers", "ok", "not compared: they are newer than this program")
+        return Check("triggers", "ok", "not compared: the triggers are newer than this program")
     wanted, missing = triggers(store.db), missing_triggers(store.db)
     found = dict(store.db.run("doctor.triggers"))
     disabled = sorted(name for name in wanted & set(found) if not found[name])
     if missing:
         return Check("triggers", "fail", f"missing: {', '.join(missing)}", "odf init")
     if disabled:
-        detail = f"switched off: {', '.join(disabled)}; nothing is recorded or made claimable"
+        detail = f"switched off: {', '.join(disabled)}; nothing is recorded or becomes claimable"
         return Check("triggers", "fail", detail, "odf init, after alter table … enable trigger")
-    return Check("triggers", "ok", f"{len(wanted)} are there and fire")
+    return Check("triggers", "ok", f"all {len(wanted)} exist and fire")
 
 
 def _clock(store: Store) -> Check:
@@ -179,7 +179,7 @@ def _log(store: Store) -> Check:
         return Check(
             "log",
             "fail",
-            "it was restored from another server: new changes can't be told from old",
+            "it was restored from another server: new changes look like old ones",
             "odf init",
         )
     if late := unread(store):
@@ -192,9 +192,9 @@ def _log(store: Store) -> Check:
         for gid, seconds in store.db.run("doctor.prepared")
     ]
     if holders:
-        detail = f"readers of history wait for open transactions: {', '.join(holders)}"
+        detail = f"history waits for open transactions: {', '.join(holders)}"
         return Check("log", "warn", detail, END_TRANSACTION)
-    return Check("log", "ok", "no long transaction holds it back")
+    return Check("log", "ok", "no long transaction delays it")
 
 
 def _queue(store: Store, deep: bool) -> Check:
@@ -206,7 +206,7 @@ def _queue(store: Store, deep: bool) -> Check:
             return Check(
                 "queue",
                 "ok",
-                f"not compared with {rows:,} rows of datastatus: `odf doctor --deep` does",
+                f"not compared with {rows:,} rows of datastatus: run `odf doctor --deep`",
             )
         wrong = []
         queued = [jobid for (jobid,) in store.db.run("fill.queued", jobid=None)]
@@ -222,13 +222,13 @@ def _queue(store: Store, deep: bool) -> Check:
         return Check(
             "queue",
             "warn",
-            f"pending doesn't agree with datastatus: {', '.join(wrong)}",
+            f"the queue doesn't match datastatus: {', '.join(wrong)}",
             "odf init",
         )
     if queued:
-        told = f"pending is still being filled for {', '.join(map(repr, queued))}"
+        told = f"the queue is still being filled for {', '.join(map(repr, queued))}"
         return Check("queue", "ok", f"{told}: idle workers and `odf recover` do it")
-    return Check("queue", "ok", "pending agrees with datastatus")
+    return Check("queue", "ok", "the queue matches datastatus")
 
 
 def _leases(store: Store) -> Check:
@@ -241,15 +241,15 @@ def _leases(store: Store) -> Check:
     details, actions = [], []
     if late:
         first = f"{late[0]['jobid']} {late[0]['dataid']} of {late[0]['owner']}"
-        details.append(f"{len(late)} claims ran out: {first}")
+        details.append(f"{count_of(len(late), 'claim')} expired: {first}")
         actions.append("odf recover")
     if far := _ahead(store, now):
         about, action = far[0]
-        details.append(f"{len(far)} far in the future, as a wrong clock leaves them: {about}")
+        details.append(f"{len(far)} far in the future, because of a wrong clock: {about}")
         actions.append(action)
     if details:
         return Check("leases", "warn", "; ".join(details), "; ".join(actions))
-    return Check("leases", "ok", "no claim has run out, and none is far in the future")
+    return Check("leases", "ok", "no claim has expired, and none ends far in the future")
 
 
 def _ahead(store: Store, now: float) -> list[tuple[str, str]]:
@@ -266,7 +266,7 @@ def _ahead(store: Store, now: float) -> list[tuple[str, str]]:
         if until is None or (seconds and until.timestamp() <= now + seconds):
             continue
         if kind == "retry":
-            about = f"{jobid} {dataid} is tried again at {shown(until)}"
+            about = f"{jobid} {dataid} is retried at {shown(until)}"
             action = f"odf resubmit {typed(jobid, dataid)}"
         elif kind == "lease":
             about = f"{jobid} {dataid} of {owner} until {shown(until)}"
@@ -284,10 +284,10 @@ def _jobs(store: Store) -> Check:
 
     links = store.db.run("moves.edges")
     if circle := circle_of_jobs(links):
-        detail = f"these wait for one another and never run: {printable(circle)}"
+        detail = f"these wait for each other and never run: {printable(circle)}"
         return Check("jobs", "warn", detail, "odf job list")
     jobs = len({jobid for jobid, _, _ in links})
-    return Check("jobs", "ok", f"{jobs} are registered, and none waits for its own output")
+    return Check("jobs", "ok", f"{count_of(jobs, 'job')}, and none waits for its own output")
 
 
 def _domains(store: Store) -> Check:
@@ -303,7 +303,7 @@ def _packs(store: Store) -> Check:
         return Check("packs", "ok", "no chunk is packed")
     named = ", ".join(f"{count} of {printable(datasetid)}" for datasetid, count in counts)
     chunks = sum(count for _, count in counts)
-    detail = f"{chunks} chunks are in packs, which the next version can't read: {named}"
+    detail = f"{count_of(chunks, 'chunk')} in packs, which the next version can't read: {named}"
     actions = (f"odf compact {typed(datasetid)} --unpack" for datasetid, _ in counts)
     return Check("packs", "warn", detail, "; ".join(actions))
 
@@ -316,7 +316,7 @@ def _passwords(store: Store, environ: Mapping[str, str]) -> Check:
         return Check("passwords", "ok", "no dataset has one")
     key = find_passkey(environ)
     if key is None:
-        detail = f"{len(values)} datasets have one, and no passkey is set"
+        detail = f"{count_of(len(values), 'dataset')} with a password, but no passkey is set"
         return Check("passwords", "fail", detail, "Set PASSKEY or PASSKEY_FILE")
     bad = []
     for datasetid, value in values:
@@ -328,7 +328,7 @@ def _passwords(store: Store, environ: Mapping[str, str]) -> Check:
         return Check(
             "passwords",
             "fail",
-            f"the passkey doesn't decrypt: {', '.join(bad)}",
+            f"the passkey can't decrypt: {', '.join(bad)}",
             "odf encrypt --dataset ID",
         )
     weak = sum(is_weak(value) for _, value in values)

@@ -29,7 +29,7 @@ from .flow import EXPANDED, Dataset, Flow, Job, escape, origin_of
 from .plan import ADD, CHANGE, DIAL, REMOVE, SECRET, VARIABLE, Change, FlowPlan, compare
 
 GIT_SECONDS = 10.0
-"""Seconds that git may take to tell the commit."""
+"""Seconds that git may take to report the commit."""
 
 SCHEMA_LINE = "# yaml-language-server: $schema=flow.schema.json"
 _LINE_LETTERS = 120
@@ -390,7 +390,7 @@ class _Exporter:
             policy = {key: value for key, value in dials.items() if value is not None}
             try:
                 if len(environment) < len(variables):
-                    raise WrongUse("A variable stands there twice, with different values.")
+                    raise WrongUse("A variable is set twice, with different values")
                 Job(name, inputs=inputs, outputs=outputs, environment=environment, policy=policy)
             except WrongUse as error:
                 self._left_out.append(LeftOut(JOB, name, str(error)))

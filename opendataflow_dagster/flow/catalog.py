@@ -82,7 +82,7 @@ def _dials(job: Job) -> dict[str, Any]:
 DATASET, JOB = "dataset", "job"
 
 PROJECT_ITEM = "project"
-"""The item of a job by which a pipeline's project marks it as its own."""
+"""The item by which a pipeline's project marks a job as its own."""
 
 Columns = Mapping[str, str | None]
 Links = frozenset[tuple[str, str]]
@@ -108,7 +108,7 @@ class Registrations(NamedTuple):
     """Dataset → the name that its domain had when it was first seen."""
 
     def origins(self, kind: str, name: str) -> set[str]:
-        """Who declares a dataset or a job; a pipeline's mark tells it where no row does."""
+        """Who declares a dataset or a job; if no row says it, a pipeline's mark does."""
         found = set(self.declared.get((kind, name), ()))
         if kind == JOB:
             marks = [value for item, value in self.variables.get(name, ()) if item == PROJECT_ITEM]
@@ -208,11 +208,11 @@ def _text(value: Any) -> str | None:
 
 
 class OtherName(NamedTuple):
-    """A domain of a flow that is called otherwise in the tables."""
+    """A domain of a flow that has another name in the tables."""
 
     kind: str
     name: str
-    """The dataset or job of the flow that it is told of."""
+    """The dataset or job of the flow that the line is for."""
     text: str
 
 
@@ -245,7 +245,7 @@ def other_names(
 
 
 def _kept(flow: Flow, after: Catalog, whole: Iterable[str], recorded: Iterable[str]) -> str | None:
-    """The name that a domain has to have: the one that others tell, or that its chunks have."""
+    """The name that a domain must have: the recorded one, or the one of its chunks."""
     own = {dataset.datasetid for dataset in flow.datasets}
     told = {after.datasets[item].columns.get("domain") for item in {*whole} - own} - {None}
     return min(told, key=str) if told else likeliest(recorded)

@@ -143,7 +143,7 @@ _DEEPEST = 50
 
 
 class Item(NamedTuple):
-    """A dataset or a job as it is written, or what stands at the top of the file."""
+    """A dataset or a job as written, or the top level of the file."""
 
     name: str
     where: str
@@ -243,7 +243,7 @@ class _FlowReader:
         )
 
     def _items(self, nodes: Mapping[str, Any], section: str, keys: tuple[Key, ...]) -> list[Item]:
-        """What stands in a section, by name."""
+        """The content of a section, by name."""
         kind = section.removesuffix("s")
         return [
             Item(
@@ -506,7 +506,7 @@ MOST_VALUES = 100_000
 
 
 def refuse_many_values(node: Any, name: str, error: type[DataflowError]) -> None:
-    """Refuse a document that has more values than anybody writes, before they are made."""
+    """Refuse a document that has more values than anybody writes, before they are created."""
     if size_of(node, {}) > MOST_VALUES:
         raise error(
             f"{name} has more than {MOST_VALUES:,} values once its aliases (`*name`) are "

@@ -91,7 +91,7 @@ class Dataset:
     owners: Sequence[str] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
     where: str = field(default="", compare=False, repr=False)
-    """The file and the line that it stands at."""
+    """The file and line of the dataset."""
 
     def __post_init__(self) -> None:
         _set_tuples(self, "owners")
@@ -177,7 +177,7 @@ class Job:
     owners: Sequence[str] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
     where: str = field(default="", compare=False, repr=False)
-    """The file and the line that it stands at."""
+    """The file and line of the job."""
 
     def __post_init__(self) -> None:
         _set_tuples(self, "inputs", "outputs", "owners")
@@ -307,7 +307,7 @@ class Flow:
         return next((job for job in self.jobs if job.jobid == jobid), None)
 
     def expected(self, jobid: str) -> dict[str, Mapping[str, Any]]:
-        """What is expected of the chunks that a job makes, by dataset."""
+        """The expectations of the chunks that a job produces, by dataset."""
         job = self.job(jobid)
         outputs = job.outputs if job else ()
         return {
@@ -317,7 +317,7 @@ class Flow:
         }
 
     def _refuse_unasked(self, dataset: Dataset) -> None:
-        """Refuse what is expected of a dataset, if nobody would ask for it."""
+        """Refuse expectations of a dataset that nothing would check."""
         if not dataset.expect:
             return
         jobs = [job for job in self.jobs if dataset.datasetid in job.outputs]
@@ -386,7 +386,7 @@ def check_policy(whose: str, policy: Mapping[str, str]) -> None:
 
 
 def expand(text: str, environ: Mapping[str, str]) -> str:
-    """A text with the variables of the environment that `${NAME}` stands for in it."""
+    """A text with `${{NAME}}` replaced by the variables of the environment."""
 
     def value(found: re.Match[str]) -> str:
         if found[1]:
@@ -428,7 +428,7 @@ def _refuse_wrong_expect(dataset: Dataset) -> None:
 
 
 def _fault_of_expect(expect: Mapping[str, Any], place: str | None) -> str:
-    """What is wrong with `expect`, in words; nothing if it can be asked of chunks in a place."""
+    """What is wrong with `expect`, in words; empty if it can be checked there."""
     rows = expect.get("rows", {"min": 0}) if isinstance(expect, Mapping) else {}
     for found, names in ((expect, ("exists", "rows")), (rows, ("min", "max"))):
         if not isinstance(found, Mapping) or not {*found} <= {*names}:

@@ -75,7 +75,7 @@ class FlowPlan(NamedTuple):
     noted: tuple[tuple[str, str], ...]
     """What is registered as it should be, and will carry the flow's name from now on."""
     forgotten: tuple[tuple[str, str], ...]
-    """What carries the flow's name, and is gone or stays somebody else's."""
+    """What carries the flow's name, and is gone or belongs to somebody else."""
     notes: tuple[str, ...]
     hash: str
 
@@ -200,7 +200,7 @@ class _Comparison:
             )
 
     def _in_use(self, datasetid: str, gone: Iterable[tuple[str, str]]) -> str:
-        """The jobs of others that read or write a dataset, as what is in the way of its removal."""
+        """The jobs of others that read or write a dataset, as the reason against its removal."""
         own = {job.jobid for job in self._flow.jobs} | {name for kind, name in gone if kind == JOB}
         users = sorted(set(self._registered.users(datasetid)) - own)
         if not users:
@@ -328,7 +328,7 @@ def _refuse_circle(flow: Flow, registered: Registrations, changes: Iterable[Chan
 def _with_other_domains(
     flow: Flow, registered: Registrations, changes: Iterable[Change]
 ) -> tuple[Change, ...]:
-    """The changes, with a conflict for each domain that the tables call otherwise."""
+    """The changes, with a conflict for each domain that has another name in the tables."""
     found = {(change.kind, change.name): change for change in changes}
     gone = [name for name, change in found.items() if change.action == REMOVE]
     for other in other_names(flow, registered, gone):
@@ -339,7 +339,7 @@ def _with_other_domains(
 
 
 def _notes(flow: Flow, registered: Registrations, changes: Iterable[Change]) -> Iterator[str]:
-    """Datasets that jobs name and nobody has registered: perhaps a misspelling."""
+    """Datasets that jobs name but nobody registered: perhaps misspelled."""
     gone = {change.name for change in changes if (change.action, change.kind) == (REMOVE, DATASET)}
     known = {*registered.datasets} - gone
     known |= {"today", *(dataset.datasetid for dataset in flow.datasets)}
@@ -358,7 +358,7 @@ def _notes(flow: Flow, registered: Registrations, changes: Iterable[Change]) -> 
 
 
 def _hash(flow: str, store: str, changes: Iterable[Change]) -> str:
-    """What tells a plan from others: of the same flow, file and rows it is the same."""
+    """The plan's identity: equal for the same flow, file and rows."""
     text = json.dumps([flow, store, [list(change) for change in changes]], ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_LETTERS]
 
@@ -433,7 +433,7 @@ class _Counter:
         yield from self._orphaned(jobid, sorted(item for kind, item in links if kind == "OUT"))
 
     def _orphaned(self, jobid: str, outputs: Sequence[str]) -> Iterator[str]:
-        """What a job has made of datasets that it no longer writes."""
+        """What a job produced of datasets that it no longer writes."""
         if not self._produced.intersection(outputs):
             return
         made = dict(self._db.run("flow.made", jobid=jobid, outputs=json.dumps(outputs)))

@@ -1,4 +1,4 @@
-"""The formats of chunks' files: a class for each, and the list that everybody asks.
+"""The formats of chunks' files: a class for each, and the list of all.
 
 A new format is a module with a class, and a line in `FORMATS`.
 """

@@ -1,4 +1,4 @@
-"""CSV files of others: what a dataset's `options` declare of them, and what is refused."""
+"""CSV files from elsewhere: what a dataset's `options` declare, and what is refused."""
 
 import codecs
 import csv
@@ -95,7 +95,7 @@ class CsvOptions(NamedTuple):
         return csv.reader(lines, delimiter=self.delimiter or ",", **quoting)  # pyright: ignore
 
     def for_pandas(self) -> dict[str, Any]:
-        """What `pandas.read_csv` is told; columns of declared types are read as texts."""
+        """The arguments of `pandas.read_csv`; columns of declared types are read as texts."""
         arguments: dict[str, Any] = {"encoding": self.encoding_of_text}
         if not self.declared:
             return arguments
@@ -112,7 +112,7 @@ class CsvOptions(NamedTuple):
         return arguments
 
     def for_spark(self) -> dict[str, str]:
-        """What Spark's reader of CSV is told of how the file is written."""
+        """The options of Spark's CSV reader."""
         if not self.declared:
             return {}
         quote = self.quote or "\x00"  # Spark's word for none
@@ -150,11 +150,11 @@ class CsvOptions(NamedTuple):
 
 
 UNDECLARED = CsvOptions("")
-"""Of files of which no dataset tells."""
+"""The options of files that belong to no dataset."""
 
 
 def read_pandas(path: str, options: CsvOptions, **more: Any) -> Any:
-    """A CSV file of others as a frame of pandas."""
+    """Read a CSV file from elsewhere as a pandas frame."""
     import pandas
 
     options.checked(path)
@@ -217,7 +217,7 @@ def csv_options(datasetid: str, text: str | None) -> CsvOptions:
 
 
 def refuse_undecodable(path: str, encoding: str, datasetid: str = "") -> None:
-    """Refuse a file with bytes that are no text in its encoding, or with a NUL; tell where."""
+    """Refuse a file with bytes that are no text in its encoding, or with a NUL; say where."""
     decoder = codecs.getincrementaldecoder(encoding)()
     line, column = 1, 1
     with open(path, "rb") as file:

@@ -48,7 +48,7 @@ class Format:
     """What a dataset is registered with, and what Spark calls it."""
 
     title: str
-    """What people call it."""
+    """Its name for people."""
 
     suffixes: tuple[str, ...] = ()
     """How its files' names end; the first one is that of new files."""
@@ -60,7 +60,7 @@ class Format:
     """Whether Spark writes and reads it."""
 
     is_text: bool = False
-    """Whether its files are text, which tells no types and has to be read whole to be counted."""
+    """Whether its files are text: without types, and counted only by reading them whole."""
 
     is_delimited: bool = False
     """Whether a row is a line of values between delimiters, as in CSV.
@@ -122,7 +122,7 @@ class Format:
         raise NotImplementedError
 
     def dtypes(self, paths: Sequence[str], columns: Mapping[str, str]) -> Mapping[str, str]:
-        """The columns of a frame that was written, with the dtypes that only its files tell."""
+        """The columns of a written frame, with dtypes that only its files know."""
         return columns
 
     # --- files ---
@@ -141,7 +141,7 @@ class Format:
     # --- Spark ---
 
     def refuse_schema(self, schema: Mapping[str, Any]) -> None:
-        """Refuse a frame of Spark whose values would come back as others."""
+        """Refuse a Spark frame whose values would change when they are read back."""
 
 
 class TextFormat(Format):

@@ -18,7 +18,7 @@ _ROW_GROUP_BYTES = 64 * 2**20
 
 
 class Parquet(Format):
-    """Parquet, whose footers tell the rows and their types."""
+    """Parquet, whose footers have the row counts and types."""
 
     name, title = "parquet", "Parquet"
     suffixes = (".parquet",)
@@ -69,7 +69,7 @@ class Parquet(Format):
             check_types(path, paths[0])
         for left, right in _aligned(_all(paths), _all(data_files(folder))):
             if right is None or left is None or not same(left, right):
-                raise Unfit("its rows aren't the same after they were written anew")
+                raise Unfit("its rows differ after they were rewritten")
 
 
 PARQUET = Parquet()

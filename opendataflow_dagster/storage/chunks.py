@@ -1,4 +1,4 @@
-"""Reads and publishes chunks: whether one may be read, its data, and what a job has made."""
+"""Reads and publishes chunks: whether one may be read, its data, and what a job produced."""
 
 import os
 import threading
@@ -36,14 +36,14 @@ from .table import Rows
 T = TypeVar("T")
 
 TRIES = 5
-"""How often a chunk is read again that was made anew in between."""
+"""How often a chunk is read again if it was replaced meanwhile."""
 
 READER = ""
-"""Who reads is no job: its rows are nobody's."""
+"""The job of a reader that isn't a job: it has no rows."""
 
 
 class Reading(NamedTuple):
-    """A chunk as it stands, why it shouldn't be read, and where it is."""
+    """A chunk's state, why it shouldn't be read, and where it is."""
 
     datasetid: str
     dataid: str
@@ -76,7 +76,7 @@ class Reading(NamedTuple):
         return chunk_place(self.datasetid, self.columns, format)
 
     def located(self, folder: Folder) -> tuple[str, dict[str, Any]]:
-        """The file or directory that the chunk is, as the tables tell, and its note."""
+        """The chunk's file or directory, according to the tables, and its note."""
         again = f"odf resubmit {typed(self.maker, self.dataid)}"
         where = self.fact.get("location")
         return located(folder, self.dataid, where, self.generation, again, store=self.store)
@@ -91,10 +91,10 @@ def located(
     *,
     store: str = "",
 ) -> tuple[str, dict[str, Any]]:
-    """Where a READY chunk of a folder is, and its note; refused if it isn't what the tables tell.
+    """Where a READY chunk of a folder is, and its note; refused if it doesn't match the tables.
 
-    `again` is the command that has it made anew. What another store has published isn't compared
-    with the tables of this one: `odf ready` has said that it is there.
+    `again` is the command that produces it again. What another store published isn't compared with
+    the tables of this one: `odf ready` said that it exists.
     """
     if produced and is_packed(produced):
         if not is_there(produced):
@@ -135,7 +135,7 @@ def with_code(error: Exception) -> str:
 def failing() -> Iterator[None]:
     """Turn an error that tells a person what to do into the reason of a chunk's failure.
 
-    Not that there is no session of Spark: no chunk is to blame for that.
+    A missing Spark session isn't turned: no chunk is to blame for that.
     """
     try:
         yield
@@ -146,7 +146,7 @@ def failing() -> Iterator[None]:
 
 
 def ask(store: Store, datasetid: str, dataid: str, format: str) -> Reading:
-    """Ask the five questions about one chunk of a dataset, for whoever reads it now."""
+    """Ask the five questions about one chunk of a dataset, for a reader."""
     check_id("datasetid", datasetid)
     check_id("dataid", dataid)
     mine = store.id
@@ -240,7 +240,7 @@ def _ask(store: Store, datasetid: str, dataid: str, format: str) -> Reading:
 
 
 def _checkable(datasetid: str, columns: Mapping[str, str | None], format: str) -> str | None:
-    """The place, if it is a folder: whether a table is there, its database tells."""
+    """The location, if it is a folder; whether a table exists, its database knows."""
     try:
         target = chunk_place(datasetid, columns, format)
     except Refused:
@@ -259,12 +259,12 @@ def _seen(store: Store, datasetid: str, dataid: str) -> list[tuple]:
 def publish(
     store: Store, place: Place, chunk: Chunk, obj: Any, *, format: str = DEFAULT_FORMAT
 ) -> Result:
-    """Publish an object as the chunk of a dataset, for the claim in hand; it tells what it wrote.
+    """Publish an object as the chunk of a dataset, for the current claim; return its facts.
 
-    The object is a frame of pandas or Spark, or an Arrow table; for a folder also bytes, or the
-    Path of a file or folder. Readers see the old chunk or the new one. The claim is asked for again
-    right before: `StaleClaim` means that nothing was changed. `format` is for a folder that is
-    registered without one.
+    The object is a pandas or Spark frame, or an Arrow table; for a folder also bytes, or the Path
+    of a file or folder. Readers see the old chunk or the new one. The claim is checked right
+    before: `StaleClaim` means that nothing was changed. `format` is for a folder that is registered
+    without one.
     """
 
     def confirm() -> None:
@@ -385,7 +385,7 @@ def read(found: Reading, target: Any, kind: str = "pandas") -> Any:
 
 
 def _packed(location: str, note: Mapping[str, Any], kind: str) -> Any:
-    """The same of a chunk that lies in one file with others."""
+    """The same for a chunk that shares a file with others."""
     if kind not in ("pandas", "arrow"):
         raise Refused(
             f"The chunk is packed with others into {packed_source(location)[0]}, so it "

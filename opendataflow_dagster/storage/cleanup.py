@@ -1,4 +1,4 @@
-"""`odf clean`: what crashed publishes left in folders, told from what is being written."""
+"""`odf clean`: what crashed publishes left in folders, as opposed to what is being written."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from . import folder
 from .compact import packs_in, packs_of
 
 GRACE = 3600.0
-"""Seconds for which nothing is touched that changed, unless told otherwise."""
+"""Seconds for which nothing is touched after a change, by default."""
 
 STAGED, BATCH = "unfinished chunk", "unfinished batch"
 OLD, BACK, SPARK = "replaced chunk", "put back", "unfinished files"
@@ -28,7 +28,7 @@ _SPARKS = "_temporary"
 
 
 class Leftover(NamedTuple):
-    """What is to go, or to be put back; bytes and age (in seconds) as far as they can be told."""
+    """What to remove or restore; bytes and age (in seconds) as far as known."""
 
     datasetid: str
     dataid: str
@@ -40,11 +40,11 @@ class Leftover(NamedTuple):
 
 
 Remove = Callable[[], bool]
-"""Removes, or puts back, and tells whether there was still something to do."""
+"""Removes or restores it, and returns whether there was something left to do."""
 
 
 class Live(NamedTuple):
-    """What somebody has in hand: generations, the chunks by dataid, and since when, by job."""
+    """What live claims hold: generations, the chunks by dataid, and since when, by job."""
 
     generations: set[int]
     dataids: set[str]
@@ -79,10 +79,10 @@ def _makers(store: Store, datasetid: str) -> set[str]:
 def in_folder(
     store: Store, datasetid: str, root: str, grace: float = GRACE
 ) -> Iterator[tuple[Leftover, Remove]]:
-    """What crashes left in a folder, each with what removes it.
+    """What crashes left in a folder, each with its removal.
 
-    The disk is read before the tables: what is there then and belongs to no live claim is nobody's,
-    since whoever writes has claimed before.
+    The disk is read before the tables: a writer claims first, so anything on the disk that belongs
+    to no live claim is a leftover.
     """
     entries = list(_staged(datasetid, root))
     sparks = list(_spark_files(datasetid, root))
@@ -127,7 +127,7 @@ def shared_packs(store: Store, datasetids: Sequence[str]) -> set[str]:
 
 
 def _staged(datasetid: str, root: str) -> Iterator[Leftover]:
-    """Everything in a folder's staging: what it is, if it is nobody's."""
+    """Everything in a folder's staging that belongs to no claim, and what it is."""
     above = os.path.join(root, folder.STAGING)
     for name in _names(above):
         path = os.path.join(above, name)
@@ -172,7 +172,7 @@ def _of_packs(
 
 
 def _remove_pack(store: Store, root: str, sharing: Sequence[str], path: str) -> bool:
-    """Remove a pack, unless somebody is unpacking it, or a chunk is in it after all."""
+    """Remove a pack, unless it is being unpacked or still has a chunk."""
     with locked(os.path.join(root, folder.PACKS)) as mine:
         if not mine or path in shared_packs(store, sharing):
             return False

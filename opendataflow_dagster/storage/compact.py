@@ -28,9 +28,9 @@ TARGET = 128 * 2**20
 
 
 LINGER = 1.0
-"""Seconds between taking a directory away and removing it: who is listing it gets all its names.
+"""Seconds between taking a directory away and removing it: a reader that lists it gets all names.
 
-Opened by name they are gone then, which is an error; a list cut short would pass for the chunk.
+Files opened by name are gone then, which is an error; a shortened list would pass for the chunk.
 """
 
 
@@ -39,7 +39,7 @@ Replaced = list[tuple[float, folders.Staged]]
 
 
 class Standing(NamedTuple):
-    """A READY chunk of a folder that nobody has in hand, and where it is."""
+    """A READY chunk of a folder without a live claim, and where it is."""
 
     datasetid: str
     dataid: str
@@ -85,7 +85,7 @@ def folder_of(store: Store, datasetid: str, formats: Sequence[Format] = MERGEABL
 
 
 def standing(store: Store, datasetid: str, dataids: Iterable[str]) -> dict[str, Standing]:
-    """Those of some chunks that are READY and in nobody's hands; by dataid."""
+    """Those of some chunks that are READY and unclaimed, by dataid."""
     asked = json.dumps(list(dataids))
     rows = store.db.fetch("compact.chunks", datasetid=datasetid, dataids=asked)
     found: dict[str, Standing] = {}
@@ -100,7 +100,7 @@ def standing(store: Store, datasetid: str, dataids: Iterable[str]) -> dict[str, 
 
 
 def all_standing(store: Store, datasetid: str) -> Iterator[Standing]:
-    """All chunks of a dataset that are READY and in nobody's hands, as they are read."""
+    """All chunks of a dataset that are READY and unclaimed, one by one."""
     for dataids in pages(store, datasetid):
         yield from in_order(standing(store, datasetid, dataids).values())
 
@@ -185,7 +185,7 @@ def rewriting(root: str) -> Iterator[None]:
 def rewrite_each(
     chunks: Iterable[Standing], rewrite: Callable[[Standing, Replaced], Compacted | None]
 ) -> Iterator[Compacted]:
-    """Rewrite chunks one by one, and remove what was replaced when nobody lists it any more."""
+    """Rewrite chunks one by one, and remove the old files when nobody lists them any more."""
     replaced: Replaced = []
     try:
         for chunk in chunks:
@@ -273,7 +273,7 @@ def _one(
 def _rewrite(
     store: Store, folder: Folder, chunk: Standing, path: str, kind: str, target: int
 ) -> tuple[folders.Staged, int, int]:
-    """Write a chunk's rows anew and put them in the place of the old: what it was; files; bytes."""
+    """Rewrite a chunk's rows and replace the old files: what it was, files, bytes."""
     note = folders.read_note(path)
     if folders.is_foreign(note, store.id):
         raise Unfit("another store published it")

@@ -39,7 +39,7 @@ BATCH = "_batch-"
 """
 
 NOTE = "_odf.json"
-"""The file in a chunk's directory that tells its store, generation, rows, format and columns."""
+"""The file in a chunk's directory with its store, generation, rows, format and columns."""
 
 LONGEST = 255
 """Bytes of a name in a file system."""
@@ -90,9 +90,9 @@ def chunk_path(root: str, dataid: str) -> str:
 
 
 def find(root: str, dataid: str, produced: str | None = None) -> str | None:
-    """The file or directory of a chunk: where it was produced, if that is told within the root.
+    """The file or directory of a chunk: where it was produced, if that is known within the root.
 
-    Else its directory, or what a script would call it: the dataid, with or without an extension.
+    Else its directory, or a script's name for it: the dataid, with or without an extension.
     """
     path = os.path.normpath(path_of(produced) or produced) if produced else root
     if path.startswith(os.path.normpath(root) + os.sep):
@@ -109,7 +109,7 @@ def find(root: str, dataid: str, produced: str | None = None) -> str | None:
 
 
 def alike(path: str, dataid: str) -> list[str]:
-    """The files that a script would call like a chunk, if `path` is one: told by the extension."""
+    """The files that a script would name after a chunk, if `path` is one of them."""
     name, end = os.path.splitext(path)
     ends = [format.suffix for format in FILE_FORMATS]
     if end not in ends or os.path.basename(name) not in (escaped(dataid), dataid):
@@ -118,7 +118,7 @@ def alike(path: str, dataid: str) -> list[str]:
 
 
 def read_note(path: str) -> dict[str, Any]:
-    """What is told of a chunk's directory, or nothing."""
+    """The note in a chunk's directory, or nothing."""
     try:
         with open(os.path.join(path, NOTE), encoding="utf-8") as file:
             note = json.load(file)
@@ -158,7 +158,7 @@ def put(
 
 
 class Staged:
-    """A chunk on its way: an empty directory to write to, which nobody reads until it is shown."""
+    """A chunk before it is published: an empty directory to write to, which nobody reads yet."""
 
     def __init__(self, root: str, dataid: str, generation: int, store: str = "") -> None:
         self.root, self.dataid, self.generation = root, dataid, generation
@@ -309,7 +309,7 @@ def remove_staged(path: str) -> None:
 
 
 def generation_of(path: str, store: str = "") -> int:
-    """Which claim of a store made a chunk's directory; 0 if it doesn't say, or is another's."""
+    """The claim of a store that wrote a chunk's directory; 0 if unknown, or of another store."""
     note = read_note(path)
     found = 0 if is_foreign(note, store) else note.get("generation")
     return found if isinstance(found, int) else 0
@@ -402,7 +402,7 @@ def as_table(obj: Any) -> Any:
 
 
 def flat(frame: Any) -> Any:
-    """A frame without an index of its own; its columns called by texts."""
+    """A frame without an index, with texts as column names."""
     if any(name is not None for name in frame.index.names):
         frame = frame.reset_index()
     return frame.rename(columns=str)
@@ -414,9 +414,9 @@ def read_frame(
     columns: Mapping[str, str] | None = None,
     options: CsvOptions = UNDECLARED,
 ) -> Any:
-    """The frame that a chunk's files are; its columns have the dtypes told, if any are.
+    """The frame in a chunk's files; its columns have the given dtypes.
 
-    `options` tell how CSV is written that isn't ours.
+    `options` describe CSV files from elsewhere.
     """
     pandas, columns = need("pandas"), columns or {}
     frames = [
@@ -466,7 +466,7 @@ def read_bytes(path: str) -> bytes:
 
 
 def need(module: str, extra: str | None = None) -> Any:
-    """A library that only those need who hand over frames; `extra` brings it, too."""
+    """A library that only code with frames needs; `extra` installs it, too."""
     from importlib import import_module
 
     try:

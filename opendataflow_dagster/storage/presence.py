@@ -197,7 +197,7 @@ _PIECE = 1000
 
 
 class Holding(NamedTuple):
-    """One disagreement between a status and what lies on the disk."""
+    """One difference between a status and the data on the disk."""
 
     dataid: str
     status: str
@@ -244,7 +244,7 @@ def drift_of_data(
 
 
 def shown_word(status: str) -> str:
-    """A status as it is told where tables, Dagster and data are compared."""
+    """A status, in the words of a comparison between tables, Dagster and data."""
     return status if status not in ("", PENDING) else "missing"
 
 
@@ -363,7 +363,7 @@ class _Folder:
         self._db.execute("commit")
 
     def rest(self) -> Iterator[tuple[str, str]]:
-        """The entries that no chunk stands for, each with the chunk that it may be named after."""
+        """The entries that belong to no chunk, each with the chunk that it may be named after."""
         for dataid, name in self._db.execute(
             "select likeliest, name from entry order by likeliest, name"
         ):
@@ -427,7 +427,7 @@ class Expectation(NamedTuple):
             return _absence(chunk, self.datasetid)
         rows = chunk.results[self.datasetid].rows
         if rows is None:
-            return "nobody has told how many there are"
+            return "the number of rows is unknown"
         if (self.least is None or rows >= self.least) and (self.most is None or rows <= self.most):
             return ""
         return f"{rows:,}, where {_span(self.least, self.most)} are expected"
@@ -448,7 +448,7 @@ def _span(least: int | None, most: int | None) -> str:
 
 
 def _absence(chunk: Chunk, datasetid: str) -> str:
-    """What isn't where a job was to write its chunk; nothing if it is there, or still in hand."""
+    """What is missing where a job should have written its chunk; empty if nothing is."""
     result = chunk.results[datasetid]
     if isinstance(result, Unpublished):
         return ""

@@ -60,7 +60,7 @@ class Rows:
             return [column[0] for column in cursor.description], cursor.fetchall()
 
     def is_there(self) -> bool:
-        """Whether the chunk has any row, as far as a quick look tells."""
+        """Whether the chunk has any row, by a quick look."""
         self._hurried = True
         with self._connected() as connection:
             if self.table.dialect == POSTGRES:
@@ -104,7 +104,7 @@ class Rows:
         return len(frame)
 
     def _whole(self, frame: Any) -> Any:
-        """The frame with the column that tells the chunk, if the dataid is its value."""
+        """The frame with the chunk's column added, if the dataid is its value."""
         if self.table.column in frame.columns:
             return frame
         if not self._is_value:
@@ -255,7 +255,7 @@ def not_split(table: Table, dataid: str, why: str) -> Refused:
 
 
 def split_command(datasetid: str, dataid: str) -> str:
-    """The command that makes a chunk with this dataid a range of a table, if that can be told."""
+    """The command that makes a chunk with this dataid a range of a table, if it is known."""
     try:
         period = {4: "year", 7: "month"}[len(dataid)]
         first = date.fromisoformat(dataid + "-01-01"[len(dataid) - 4 :])

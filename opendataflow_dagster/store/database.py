@@ -113,7 +113,7 @@ class TooOld(Refused):
 
 
 class Versions(NamedTuple):
-    """What `dataflow_meta` says of the tables; of version 0 are the original's, and none."""
+    """What `dataflow_meta` says of the tables; version 0 stands for the original's, or for none."""
 
     version: int = 0
     oldest_client: int = 0
@@ -128,34 +128,34 @@ class Versions(NamedTuple):
         return cls(numbers.get("version", stamped), numbers.get("oldest_client", 0), stamped)
 
     def unusable(self, program: int, where: str) -> NoDatabase | None:
-        """What forbids a program any use of the tables: they lack what its statements name."""
+        """Why a program can't use the tables at all: they lack what its statements name."""
         if self.version >= program:
             return None
         if not self.version:
             return NoDatabase(no_tables(where))
         return NoDatabase(
-            f"The tables in {where} are of version {self.version}, and this program needs "
-            f"{program}: run `odf init`, which upgrades them and keeps every row."
+            f"The tables in {where} have version {self.version}, and this program needs "
+            f"version {program}. Run `odf init`: it upgrades them and keeps every row."
         )
 
     def unclaimable(self, program: int, where: str) -> DataflowError | None:
-        """What forbids a program to take new claims; those that it has it may renew and settle."""
+        """Why a program can't take new claims; it may renew and settle those that it has."""
         if program < self.oldest_client:
             return TooOld(
-                f"This program is of version {program}, and the tables in {where} need at least "
-                f"{self.oldest_client}: upgrade opendataflow-dagster on this host. Until then it "
-                "settles what it has claimed, and claims nothing more."
+                f"This program has version {program}, and the tables in {where} need at least "
+                f"version {self.oldest_client}. Upgrade opendataflow-dagster on this host. "
+                "Until then it settles what it has claimed, and claims nothing more."
             )
         if self.triggers != self.version:
             return NoDatabase(
-                f"The tables in {where} are of version {self.version}, but since then the "
-                f"`odf init` of version {self.triggers} has rewritten their triggers: "
-                f"run {self.repair(program)}."
+                f"The tables in {where} have version {self.version}, but the `odf init` of "
+                f"version {self.triggers} has rewritten their triggers since. Run "
+                f"{self.repair(program)}."
             )
         return None
 
     def repair(self, program: int) -> str:
-        """Which `odf init` writes the triggers of this version again."""
+        """The `odf init` that restores the triggers of this version."""
         if program >= self.version:
             return "`odf init`"
         return f"`odf init` on a host whose program is of version {self.version} or newer"
@@ -163,8 +163,8 @@ class Versions(NamedTuple):
 
 def no_tables(where: str) -> str:
     return (
-        f"The tables in {where} aren't there, or aren't upgraded yet. "
-        "Run `odf init`: it creates or upgrades them, and keeps every row."
+        f"The tables in {where} don't exist, or aren't upgraded yet. Run `odf init`: it "
+        "creates or upgrades them, and keeps every row."
     )
 
 
@@ -210,10 +210,10 @@ class Database:
         self.say: Callable[[str], object] = _warn
         """Called when no connection is free, once per outage."""
         self.ending: Callable[[], object] = bool
-        """Tells what ends the work, if something does: then no connection is waited for."""
+        """Says what ends the work, if something does: then no connection is waited for."""
         self._say_at = 0.0
         self.versions: Versions | None = None
-        """Of the tables, when a connection was opened or a claim was refused last."""
+        """The tables' versions when a connection was opened or a claim was refused last."""
 
     def run(self, name: str, /, **params: Any) -> list[tuple]:
         """The rows of the statement `topic.name`."""
@@ -250,12 +250,11 @@ class Database:
     def insist(
         self, work: Callable[[], T], *, races: int = MAX_RACES, wait: bool = True
     ) -> tuple[T, bool]:
-        """Do `work` until it is through; and tell whether the connection was lost on the way.
+        """Do `work` to its end, and say whether the connection was lost on the way.
 
-        Races are run again. A row that somebody keeps locked (unless `wait` is off: then that's a
-        race too), a connection that was there and went away, and a server that has no connection
-        left to give, are waited for, up to `patience` seconds; a connection that never was is an
-        error at once.
+        Races are repeated. A locked row (unless `wait` is off: then that's a race too), a lost
+        connection, and a server without a free connection are waited for, up to `patience` seconds.
+        A connection that never worked is an error at once.
         """
         lost, raced, deadline, pause = False, 0, 0.0, FIRST_PAUSE_SECONDS
         while True:
@@ -286,8 +285,8 @@ class Database:
                     time.sleep(0.2 if trouble == "gone" else 0.01)
                 elif trouble == "race":
                     raise LostRace(
-                        f"A transaction lost {races} races in a row. Try again; if it goes on, "
-                        "`odf doctor` tells who holds locks."
+                        f"A transaction lost {races} races in a row. Try again; if that fails, "
+                        "`odf doctor` shows who holds locks."
                     ) from error
                 else:
                     raise
@@ -301,7 +300,7 @@ class Database:
         return self.insist(lambda: self.records(name, **params))[0]
 
     def _await_room(self, error: Exception, seconds: float) -> None:
-        """Wait so long for a free connection, and say so unless that was just said."""
+        """Wait for a free connection, and say so unless that was said before."""
         now = time.monotonic()
         until = now + seconds
         if now >= self._say_at:
@@ -364,11 +363,11 @@ class Database:
         return text
 
     def trouble(self, error: Exception) -> str:
-        """`race`, `locked`, `gone`, or nothing that trying again could mend."""
+        """`race`, `locked`, `gone`, or nothing if a retry wouldn't help."""
         return "race" if isinstance(error, LostRace) else ""
 
     def is_full(self, error: Exception) -> bool:
-        """Whether no connection could be had because others have all that the server gives."""
+        """Whether others use all connections of the server."""
         return False
 
     def connect(self) -> Any:
@@ -384,13 +383,13 @@ class Database:
         return None
 
     def read_versions(self) -> Versions:
-        """What the tables say of their version now."""
+        """What the tables say about their version now."""
         self.versions = Versions.of(self.run("claims.versions"))
         return self.versions
 
     @contextmanager
     def of_any_version(self) -> Iterator[None]:
-        """Let this thread connect whatever the tables are: to look at them, or to upgrade them."""
+        """Let this thread connect to tables of any version: to look at them, or to upgrade."""
         before, self._mine.unchecked = self._unchecked, True
         try:
             yield
@@ -453,7 +452,7 @@ _INHERITED: list[Any] = []
 
 
 def briefly(db: Database, work: Callable[[], T]) -> T:
-    """Do `work` by a new connection if need be, and wait for it only `BRIEF_WAIT_SECONDS`."""
+    """Do `work` on a new connection if necessary, and wait at most `BRIEF_WAIT_SECONDS` for it."""
     deadline = time.monotonic() + BRIEF_WAIT_SECONDS
     while True:
         try:

@@ -23,10 +23,10 @@ SESSION = "pragma synchronous = full; pragma cache_size = -8192"
 BUSY_TIMEOUT = f"pragma busy_timeout = {BUSY_TIMEOUT_SECONDS * 1000:.0f}"
 
 TURN_POLL_SECONDS = 0.002
-"""Seconds after which a waiting writer looks again whether it is its turn."""
+"""Seconds after which a waiting writer checks again whether it is its turn."""
 
 QUEUE_CHECK_SECONDS = 0.01
-"""Seconds for which a writer may begin again without asking whether others wait."""
+"""Seconds for which a writer may begin again without checking whether others wait."""
 
 FREED_BYTES = 4 << 20
 """Size of the block that is freed once so that the C library keeps the memory of statements."""
@@ -69,7 +69,7 @@ class SqliteDatabase(Database):
             # that limit to twice its size: mallopt(3), "dynamic mmap threshold".
             bytes(FREED_BYTES)
         except (sqlite3.Error, OSError) as error:
-            cure = _cure(str(error)) or "`odf doctor` tells more."
+            cure = _cure(str(error)) or "For details, run `odf doctor`."
             raise NoDatabase(f"Cannot open {self.where}: {error}. {cure}") from None
         connection.create_function("naturalkey", 1, natural_key, deterministic=True)
         connection.create_function("now", 0, _now)  # as people know it from H2 and PostgreSQL
@@ -152,11 +152,11 @@ class SqliteDatabase(Database):
         self.run("context.sign", act=act, who=who or None, why=why or None, execution=execution)
 
     def _begin(self, connection: sqlite3.Connection) -> None:
-        """Wait for this writer's turn, as long as `BUSY_TIMEOUT_SECONDS`.
+        """Wait for this writer's turn, at most `BUSY_TIMEOUT_SECONDS`.
 
-        SQLite has no order among its writers: one that begins again at once gets ahead of those
-        that wait, for seconds. So one of them has a lock of the folder, and is the next; and who
-        begins again at once asks for that lock every `QUEUE_CHECK_SECONDS` seconds.
+        SQLite doesn't order its writers: one that begins again at once can overtake waiting writers
+        for seconds. So the next writer holds a lock of the folder, and a writer that begins again
+        at once takes that lock every `QUEUE_CHECK_SECONDS` seconds.
         """
         now = time.monotonic()
         deadline = now + BUSY_TIMEOUT_SECONDS
@@ -183,7 +183,7 @@ class SqliteDatabase(Database):
 
     @contextmanager
     def _next(self, deadline: float) -> Iterator[None]:
-        """Be the next writer; where a folder can't be locked, in no order."""
+        """Be the next writer; if the folder can't be locked, in no order."""
         try:
             handle = os.open(self._folder, os.O_RDONLY)
         except OSError:
@@ -365,7 +365,7 @@ class SqliteStore(Store):
         return len(rows) or 1
 
     def give_way(self, done: int) -> None:
-        """Nothing: whoever waits is the next writer."""
+        """Does nothing: waiting writers take turns anyway."""
 
     def _finish(
         self, claims: Sequence[Claim], facts: Sequence[Fact], *, accept: bool, why: str

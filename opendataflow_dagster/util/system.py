@@ -26,7 +26,7 @@ def publish_lock(staging: str) -> Iterator[None]:
 
 @contextmanager
 def locked(path: str) -> Iterator[bool]:
-    """Have a directory's lock, or hear that somebody else has, or has removed it, meanwhile."""
+    """Lock a directory, unless another process has locked or removed it meanwhile."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

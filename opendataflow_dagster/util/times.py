@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from ..errors import WrongUse
 
 STORED = "%Y-%m-%d %H:%M:%S.%f"
-"""How SQLite's columns tell a time: in UTC, so that the order of texts is that of times."""
+"""How SQLite's columns store a time: in UTC, so that texts sort like times."""
 
 
 class StoreClock(Protocol):
@@ -68,7 +68,7 @@ def from_table(store: StoreClock, value: Any) -> datetime | None:
 
 
 FOREVER_YEAR = 9999
-"""The year of a time that stands for no end, such as that of a pause."""
+"""The year of a time without an end, such as that of an endless pause."""
 
 
 def shown(moment: datetime | None) -> str:

@@ -221,7 +221,7 @@ def test_passwords_that_the_passkey_does_not_decrypt_are_named(store: Store, url
             f"insert into dataset (datasetid, encryptedpass) values ('{datasetid}', '{value}')", {}
         )
     done, found = doctor(url, PASSKEY="plugh")
-    assert found["passwords"]["detail"] == "the passkey doesn't decrypt: 'bad'"
+    assert found["passwords"]["detail"] == "the passkey can't decrypt: 'bad'"
     assert "hunter2" not in done.output
     assert "plugh" not in done.output
     assert done.exit_code == 1

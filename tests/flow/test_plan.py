@@ -333,7 +333,7 @@ def test_a_password_is_encrypted_compared_and_never_shown(
     assert "flow.yml:3: The environment has no PW" in odf("plan", code=2).stderr
     monkeypatch.setenv("PW", "Geheim-2")
     monkeypatch.setenv("PASSKEY", "other")
-    assert "doesn't decrypt" in odf("plan", code=4).stderr
+    assert "can't be decrypted" in odf("plan", code=4).stderr
 
 
 def test_without_a_passkey_a_password_is_refused_before_anything_is_written(store: Store) -> None:

@@ -93,7 +93,7 @@ def test_a_table_has_a_row_of_the_chunk(tmp_path: Path) -> None:
         (5, (None, 4), "5, where at most 4 are expected"),
         (12345, (1, 9999), "12,345, where 1 to 9,999 are expected"),
         (1, (1, 1), ""),
-        (None, (1, None), "nobody has told how many there are"),
+        (None, (1, None), "the number of rows is unknown"),
     ],
 )
 def test_rows_are_counted(rows: int | None, span: tuple, fault: str) -> None:

@@ -114,10 +114,10 @@ def test_doctor_counts_packed_chunks_and_says_how_to_unpack_them(
 
     [found] = check()
     assert found["result"] == "warn"
-    assert found["detail"].startswith("9 chunks are in packs")
+    assert found["detail"].startswith("9 chunks in packs")
     assert found["action"] == "odf compact out --unpack"
     list(unpack(line, "out", ["1", "a/b"]))
-    assert check()[0]["detail"].startswith("7 chunks are in packs")
+    assert check()[0]["detail"].startswith("7 chunks in packs")
     list(unpack(line, "out"))
     assert check() == []
 

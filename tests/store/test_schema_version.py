@@ -195,7 +195,7 @@ def test_tables_of_version_3_are_refused_in_a_line_until_init(url: str) -> None:
         done = odf(url, *command)
         assert done.exit_code == 1, done.output
         [line] = done.stderr.splitlines()
-        assert f"are of version 3, and this program needs {NOW}: run `odf init`" in line
+        assert f"have version 3, and this program needs {NOW}. Run `odf init`" in line
     assert odf(url, "doctor").stdout.count("→ odf init") == 1
     assert odf(url, "init").exit_code == 0
     assert odf(url, "status").exit_code == 0
@@ -456,7 +456,9 @@ def test_a_program_that_is_too_old_settles_but_claims_nothing(busy: Store, url: 
     [claim] = take(busy, "job")
     stamp(busy, version=NOW + 2, schema=NOW + 2, oldest_client=NOW + 2)
 
-    with pytest.raises(TooOld, match=rf"is of version {NOW}, .* need at least {NOW + 2}: upgrade"):
+    with pytest.raises(
+        TooOld, match=rf"has version {NOW}, .* need at least version {NOW + 2}. Upgrade"
+    ):
         busy.claim("job", owner="w")
     with pytest.raises(TooOld):
         take(busy, "job", only="2")
@@ -464,7 +466,7 @@ def test_a_program_that_is_too_old_settles_but_claims_nothing(busy: Store, url: 
         force(busy, "job", "2", owner="w")
     with pytest.raises(TooOld):
         new_run(busy, "root")
-    assert "upgrade opendataflow-dagster" in offer(busy, "job").obstacle
+    assert "Upgrade opendataflow-dagster" in offer(busy, "job").obstacle
     assert status(busy, "b", "2", "job") is None
     assert sql(busy, "select count(*) from datastatus where datasetid = 'c'") == [(0,)]
 
@@ -519,7 +521,7 @@ def test_the_init_of_an_older_program_is_noticed_and_repaired(busy: Store, url: 
     [claim] = take(busy, "job")
     stamp(busy, schema=3)
     other = open_store(url)
-    with pytest.raises(NoDatabase, match=r"version 3 has rewritten .* run `odf init`"):
+    with pytest.raises(NoDatabase, match=r"version 3 has rewritten .* Run `odf init`"):
         other.claim("job", owner="w")
     other.finish(claim)
     assert odf(url, "start", "job").exit_code == 1
@@ -634,7 +636,7 @@ def test_programs_of_several_versions_share_the_tables(
         put(busy, "a", dataid)
     this, following, later = programs
     assert this.ask("claim") == ["1"]
-    assert f"are of version {NOW}, and this program needs {NOW + 1}" in following.ask("claim")
+    assert f"have version {NOW}, and this program needs {NOW + 1}" in following.ask("claim")
     assert following("status").returncode == 1
 
     assert following("init").returncode == 0
@@ -655,8 +657,8 @@ def test_programs_of_several_versions_share_the_tables(
         done = this(*words)
         assert (done.returncode, done.stdout) == (4, "")
         [line] = done.stderr.splitlines()
-        assert f"This program is of version {NOW}, " in line
-        assert f"need at least {NOW + 2}: upgrade opendataflow-dagster on this host" in line
+        assert f"This program has version {NOW}, " in line
+        assert f"need at least version {NOW + 2}. Upgrade opendataflow-dagster on this host" in line
     for words in (["end", "job", "5", "READY"], ["status"], ["history", "job"], ["recover"]):
         done = this(*words)
         assert done.returncode == 0, done.stdout + done.stderr
