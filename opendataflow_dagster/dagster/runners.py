@@ -164,8 +164,8 @@ class JobRunners:
         name = getattr(inner, "__name__", type(inner).__name__)
         if not callable(function) or isinstance(function, dg.AssetsDefinition):
             raise WrongUse(
-                f"Job {jobid!r} needs a function, not a {type(function).__name__}. Pass finished "
-                "assets in `assets`."
+                f"Job {jobid!r} needs a function, but got: {type(function).__name__}. Pass "
+                "finished assets in `assets`."
             )
         if not self._is_registered(jobid, f"function {name}"):
             return

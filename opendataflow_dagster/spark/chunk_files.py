@@ -453,8 +453,8 @@ def line_note(evidence: Evidence, schema: "StructType", format: str) -> dict[str
     if evidence.extra.get(NULLS):
         raise WrongUse(
             f"In CSV, a row without a value is an empty line, which Spark skips: the only "
-            f"column {schema.names[0]!r} has {evidence.extra[NULLS]:,} NULLs. Return "
-            "another column beside it, or register the dataset with --format parquet."
+            f"column {schema.names[0]!r} is NULL in {evidence.extra[NULLS]:,} of {evidence.rows:,} "
+            "rows. Return another column beside it, or register the dataset with --format parquet."
         )
     if len(schema.fields) == 1:  # a blank string would be a blank line, which tasks skip
         return {"lines": True}

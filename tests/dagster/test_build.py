@@ -309,7 +309,7 @@ def test_bad_input_gets_one_clear_line(dataflow: DataflowResource) -> None:
         r"The translator gives datasets 'bobin' and 'bobout' the same asset key, 'same'": {
             "translator": Same()
         },
-        r"Job 'loadbob' needs a function, not a AssetsDefinition": {
+        r"Job 'loadbob' needs a function, but got: AssetsDefinition": {
             "functions": {"loadbob": loadbob}
         },
     }

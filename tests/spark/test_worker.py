@@ -1320,7 +1320,11 @@ def test_a_large_csv_is_read_in_parts_only_if_each_line_is_a_row(
             "Column 'b' is binary, which CSV can't hold. Return "
             "base64(`b`), or register the dataset with --format parquet.",
         ),
-        ("csv", "explode(array('a', null)) as only", "the only column 'only' has 1 NULLs"),
+        (
+            "csv",
+            "explode(array('a', null)) as only",
+            "the only column 'only' is NULL in 1 of 2 rows",
+        ),
         (
             "csv",
             "1 as id, cast(X'41ff' as string) as t",
