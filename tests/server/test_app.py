@@ -351,7 +351,7 @@ def count_calls(store: Store) -> list[int]:
         (b"[]", "The array has no items."),
         (b"7", "An item must be a JSON object, not a number."),
         (b"null", "An item must be a JSON object, not null."),
-        (b'"text"', "An item must be a JSON object, not a text."),
+        (b'"text"', "An item must be a JSON object, not a string."),
         (b'[{"a": 1}, [2]]', "An item must be a JSON object, not an array."),
         (b'[{"a": 1}, true]', "An item must be a JSON object, not a boolean."),
         (b"[" * 100_000, "The item is nested more than 64 levels deep."),
