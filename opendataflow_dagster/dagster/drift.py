@@ -1,11 +1,11 @@
 """What the grid should show, and where the tables, Dagster's grid and the data disagree.
 
 Dagster draws all partition keys of an asset. With a window, only the newest chunks of each domain
-have one, and all in which something is left to do. The events of the others are kept: a chunk that
-is resubmitted has a key again, and its square.
+have a key, and all older ones that aren't READY. The events of the others stay: a chunk that is
+resubmitted gets its key and its square back.
 
-Partitions that the project defines itself stay as they are: a chunk whose dataid is no key of
-theirs has no square.
+Partitions that the project defines itself stay unchanged: a chunk whose dataid isn't one of their
+keys has no square.
 """
 
 import heapq
@@ -32,7 +32,7 @@ PIECE_PARTITIONS = 1000
 """Partitions compared between two checks of the time."""
 
 MAX_KEPT_CHUNKS = 1000
-"""Chunks without a partition that are kept of a domain, so that each is told once."""
+"""Chunks without a partition that are remembered per domain, so that each is reported once."""
 
 MAX_NAMED_CHUNKS = 10
 """How many chunks a line names."""
@@ -140,7 +140,7 @@ def _with_holders(
 
 
 class GridWindow:
-    """Which chunks of the domains of a catalog the grid shows."""
+    """Which chunks of a catalog's domains the grid shows."""
 
     def __init__(
         self, store: Store, mirror: PublicMirror, translator: DataflowTranslator, catalog: Catalog
@@ -148,7 +148,7 @@ class GridWindow:
         self.store, self.mirror, self.translator = store, mirror, translator
         self.names = catalog.names
         self.told: dict[str, list[str]] = {}
-        """By domain: the chunks without a partition that were told already."""
+        """By domain: the chunks without a partition that were already reported."""
         self.notes: list[str] = []
         self.definitions: dict[str, dg.PartitionsDefinition] = {}
         self.domains: dict[str, str] = {}
@@ -165,16 +165,16 @@ class GridWindow:
     # --- the partitions of a domain ---
 
     def keeps_keys(self, domain: str) -> bool:
-        """Whether the keys of a domain are added and removed as chunks come and go."""
+        """Whether the keys of a domain are added and removed with its chunks."""
         return is_kept(self.translator, domain, self.definitions[domain])
 
     def name(self, domain: str) -> str | None:
-        """Under which name Dagster has the keys of a domain; None: a definition tells them."""
+        """Return the name of a domain's keys in Dagster; None: its definition has them."""
         definition = self.definitions[domain]
         return definition.name if isinstance(definition, dg.DynamicPartitionsDefinition) else None
 
     def layout(self) -> list[tuple[str, str]]:
-        """The partitions that the project defines: with others, all has to be compared."""
+        """The partitions that the project defines: if they change, everything is compared."""
         return [
             (domain, self.name(domain) or repr(self.definitions[domain]))
             for domain in sorted(self.members)
@@ -182,7 +182,7 @@ class GridWindow:
         ]
 
     def marks(self) -> dict[str, Any]:
-        """Marks that change when events vanish, and when there are other partition keys."""
+        """Return marks that change when events vanish, or when partition keys change."""
         assets = [self.translator.asset_key(datasetid) for datasetid in self.domains]
         names = {domain: self.name(domain) for domain in self.members}
         marks = self.mirror.marks(assets, list(filter(None, names.values())))
@@ -194,24 +194,24 @@ class GridWindow:
         return marks
 
     def existing(self, domain: str, keys: Collection[str]) -> set[str]:
-        """Those of some partition keys that there are."""
+        """Return the partition keys, of those given, that exist."""
         if name := self.name(domain):
             return self.mirror.existing(name, list(keys))
         return set(partition_keys(self.definitions[domain]).intersection(keys))
 
     def with_partition(self, domain: str, dataids: Iterable[str]) -> set[str]:
-        """Those of some chunks that have a partition, or get one."""
+        """Return the chunks, of those given, that have a partition or get one."""
         if self.keeps_keys(domain):
             return set(dataids)
         return self._with_key(domain, dataids)
 
     def without_partition(self, domain: str, dataids: Iterable[str]) -> set[str]:
-        """Those of some chunks that are none of the partitions that the project defines."""
+        """Return the chunks, of those given, that aren't among the project's partitions."""
         found = set(dataids)
         return found - self.with_partition(domain, found)
 
     def _line(self, domain: str, dataids: Collection[str]) -> str:
-        """What the sensor's page says of such chunks."""
+        """Return the line about such chunks for the sensor's page."""
         names = first_of(
             [printable(each) for each in sorted(dataids, key=_order)], MAX_NAMED_CHUNKS
         )
@@ -222,7 +222,7 @@ class GridWindow:
         )
 
     def shown(self, datasetid: str, dataids: set[str] | None = None) -> Collection[str] | None:
-        """The chunks of a dataset, or those of some, that have a partition; None: all have."""
+        """The chunks of a dataset, or of those given, that have a partition; None: all have."""
         domain, translator = self.domains[datasetid], self.translator
         if dataids is not None:
             return self.with_partition(domain, dataids)
@@ -236,7 +236,7 @@ class GridWindow:
         return [there[key] if key in there else translator.dataid(key) for key in keys]
 
     def outdated_lines(self, here: Mapping[dg.AssetKey, dg.PartitionsDefinition]) -> list[str]:
-        """Lines about assets of a code location whose partitions get no keys any more."""
+        """Return lines about assets of a code location whose partitions get no keys any more."""
         datasets = {self.translator.asset_key(each): each for each in self.domains}
         was = {
             self.translator.partitions_name(name): self.domains[each]
@@ -256,16 +256,16 @@ class GridWindow:
                 found.setdefault((name, domain), []).append(key.to_user_string())
         return [
             f"{', '.join(first_of(sorted(assets), MAX_NAMED_CHUNKS))}: the partitions {name!r} get "
-            f"no more keys. Those of domain {printable(domain)} are "
-            f"{described(self.definitions[domain])} now: reload this code location, and give them "
-            "to assets of your own."
+            f"no more keys. Those of domain {printable(domain)} are now "
+            f"{described(self.definitions[domain])}: reload this code location, and use them for "
+            "your own assets, too."
             for (name, domain), assets in found.items()
         ]
 
     def clear_others(self, domain: str) -> int:
-        """Take back what is shown of keys that there aren't, as before the partitions changed.
+        """Clear what is shown for keys that don't exist, as before the partitions changed.
 
-        Dagster counts an event at half past two to the hour, and one of a Tuesday to the week.
+        Dagster counts an event at half past two towards the hour, and a Tuesday's towards the week.
         """
         count = 0
         if self.name(domain) or not self.mirror.shows_runs:
@@ -285,7 +285,7 @@ class GridWindow:
         return self.translator.window if self.keeps_keys(domain) else None
 
     def within(self, domain: str, dataids: set[str]) -> set[str]:
-        """Those of all chunks of a domain that are to be shown."""
+        """Return the chunks of a domain that the grid should show."""
         size = self._size(domain)
         if size is None or len(dataids) <= size:
             return self.with_partition(domain, dataids)
@@ -295,7 +295,7 @@ class GridWindow:
         return newest | kept | undone(self.store, self.members[domain], older)
 
     def left_out(self, domain: str, dataids: Collection[str]) -> set[str]:
-        """Those of some chunks that stay without a partition key."""
+        """Return the chunks, of those given, that get no partition key."""
         size = self._size(domain)
         keys = self.mirror.last_keys(str(self.name(domain)), size) if size else []
         if not size or len(keys) < size:
@@ -306,7 +306,7 @@ class GridWindow:
         return older - undone(self.store, self.members[domain], older)
 
     def left_behind(self, domain: str) -> set[str]:
-        """The partition keys that newer ones have pushed out."""
+        """Return the partition keys that newer chunks have pushed out of the window."""
         size = self._size(domain)
         keys = self.mirror.keys(str(self.name(domain))) if size else []
         if not size or len(keys) <= size or self.mirror.has_open_backfills():
@@ -316,23 +316,23 @@ class GridWindow:
         return {self.translator.partition_key(dataid) for dataid in older}
 
     def forget(self, touched: Mapping[str, set[str]], domain: str, dataids: Iterable[str]) -> None:
-        """Take chunks that aren't shown off those that are to be compared."""
+        """Drop chunks that the grid doesn't show from those to compare."""
         for datasetid in self.members[domain]:
             if datasetid in touched:
                 touched[datasetid].difference_update(dataids)
 
     def bring_back(self, touched: dict[str, set[str]], domain: str, dataids: Iterable[str]) -> None:
-        """Add chunks to those to be compared, in all datasets: they may have been outside."""
+        """Add chunks to those to compare, in all datasets: they may have been out of the window."""
         found = set(dataids)
         for datasetid in self.members[domain]:
             touched.setdefault(datasetid, set()).update(found)
 
-    # --- the keys that are kept ---
+    # --- keys that are added and removed ---
 
     def give_keys(self, touched: dict[str, set[str]]) -> int:
-        """Give every touched chunk that a domain has a partition key, and take the others' away.
+        """Give each touched chunk of a domain a partition key, and remove keys without a chunk.
 
-        What the window leaves out is touched no more. Returns how many keys were changed.
+        Chunks outside the window are dropped from `touched`. Returns how many keys were changed.
         """
         changed, by_domain = 0, dict[str, set[str]]()
         for datasetid, dataids in touched.items():
@@ -358,14 +358,14 @@ class GridWindow:
         return changed
 
     def give_all_keys(self, domain: str) -> int:
-        """The same for all chunks of a domain whose keys come and go with them."""
+        """Do the same for all chunks of a domain whose keys follow its chunks."""
         there = self._chunks(domain)
         wanted = set(map(self.translator.partition_key, self.within(domain, there)))
         existing = set(self.mirror.keys(str(self.name(domain))))
         return self._change_keys(domain, wanted - existing, existing - wanted)
 
     def has_come(self, domain: str) -> bool:
-        """Whether a chunk that had no partition has one by now; those that have none are told."""
+        """Whether a chunk without a partition has one by now; the others are reported."""
         there, before = self._chunks(domain), set(self.told.get(domain, ()))
         without = self.without_partition(domain, there)
         self.told[domain] = sorted(before & without)
@@ -373,7 +373,7 @@ class GridWindow:
         return len(before) >= MAX_KEPT_CHUNKS or bool((before & there) - without)
 
     def _note(self, domain: str, dataids: set[str]) -> None:
-        """Tell of chunks without a partition, each once; of very many, no more than the first."""
+        """Report chunks without a partition, each once, and only the first of very many."""
         told = self.told.get(domain, [])
         if len(told) < MAX_KEPT_CHUNKS and (new := sorted(dataids.difference(told))):
             self.notes.append(self._line(domain, new))
@@ -383,7 +383,7 @@ class GridWindow:
         return set(chain(*(truths(self.store, each) for each in self.members[domain])))
 
     def _change_keys(self, domain: str, new: set[str], gone: set[str]) -> int:
-        """Add keys where they belong in the natural order of chunks, drop others; how many."""
+        """Add keys in the natural order of chunks, and remove others; return how many."""
         name = str(self.name(domain))
         if gone:
             gone -= self._in_use(domain, gone)
@@ -405,7 +405,7 @@ class GridWindow:
         return len(new) + len(gone)
 
     def _in_use(self, domain: str, keys: set[str]) -> set[str]:
-        """Keys that aren't to be there, but that a run that is at work was launched for."""
+        """Return keys to be removed that a running run was launched for."""
         used: set[str] = set()
         for datasetid in self.members[domain]:
             shown = self.mirror.shown(self.translator.asset_key(datasetid), sorted(keys))

@@ -1,9 +1,9 @@
-"""Bringing Dagster's grid into agreement with the tables: compare first, then write what differs.
+"""Makes Dagster's grid agree with the tables: compare first, then write only the differences.
 
-Every step can be cut short and done again: a tick that was killed is repeated, and one that finds
-agreement writes nothing. What to look at comes from four places: the history of the tables, what
-others wrote to Dagster's event log, marks that tell when Dagster's events vanished, and (for a new
-cursor, or after such a loss) everything there is.
+Every step can be interrupted and repeated: a tick that was killed is repeated, and one that finds
+no difference writes nothing. Four sources say what to compare: the history of the tables, what
+others wrote to Dagster's event log, marks that show when Dagster's events vanished, and (for a new
+cursor, or after such a loss) everything.
 """
 
 import hashlib
@@ -34,20 +34,20 @@ from .translator import DataflowTranslator
 from .versions import Lineage, stale_evaluations
 
 PAGE_CHANGES = 5000
-"""Changes that are taken in at once: a page is always finished, whatever the time."""
+"""Changes read at a time: such a page is always finished, whatever the time."""
 
 MadeHere = Mapping[dg.AssetKey, str | None]
-"""The code version of each asset that a code location makes, where it has one."""
+"""The code version of each asset that a code location produces, if it has one."""
 
 CLEANING_SECONDS = 3600.0
-"""Seconds between two removals of runs that are kept no longer."""
+"""Seconds between two removals of runs past their retention."""
 
 PIECE_RUNS = 200
-"""Runs that are written between two looks at the clock."""
+"""Runs written between two checks of the time."""
 
 
 class Reconciled(NamedTuple):
-    """What one pass wrote, and the cursor after it; `more` is left to do."""
+    """What one pass wrote, and the cursor after it; `more` means that work is left."""
 
     cursor: str
     made: int = 0
@@ -59,9 +59,9 @@ class Reconciled(NamedTuple):
     chunks: Mapping[tuple[str, str], int] = {}
     """How many chunks were mirrored, by status and (unless READY) by job."""
     stuck: int = 0
-    """Squares that tell of what isn't so any more, and that this Dagster can't take back."""
+    """Squares that are wrong, and that this Dagster can't correct."""
     notes: Sequence[str] = ()
-    """Lines about chunks without a partition, each told once."""
+    """Lines about chunks without a partition, each reported once."""
     standing: Sequence[str] = ()
     """Lines about what a person has to change."""
 
@@ -87,11 +87,11 @@ class Cursor:
     open: list[list[str]] = field(default_factory=list)
     """Executions whose runs are unfinished."""
     cleaned: float = 0.0
-    """When old runs were removed last, in seconds since 1970."""
+    """When old runs were last removed, in seconds since 1970."""
     lost_runs: bool = True
-    """Whether runs may be missing that no square asks for."""
+    """Whether runs may be missing that no square uses."""
     without_partition: dict[str, list[str]] = field(default_factory=dict)
-    """By domain: the chunks that are none of the partitions that the project defines."""
+    """By domain: the chunks that aren't among the partitions that the project defines."""
 
 
 def reconcile(
@@ -107,11 +107,11 @@ def reconcile(
     runs: OutsideRuns | None = None,
     partitions_here: Mapping[dg.AssetKey, dg.PartitionsDefinition] | None = None,
 ) -> Reconciled:
-    """Make the grid tell what the tables say, from a cursor on; `full` looks at everything.
+    """Make the grid agree with the tables, starting at a cursor; `full` compares everything.
 
     Args:
-        wipe: Where squares can't be taken back one by one, wipe the asset, and show it anew.
-        made_here: The assets that the code location makes; None: that isn't known.
+        wipe: Where squares can't be corrected one by one, wipe the asset, and show it again.
+        made_here: The assets that the code location produces; None: not known.
         partitions_here: The partitions of its assets.
     """
     runs = runs or OutsideRuns(store, mirror)
@@ -151,7 +151,7 @@ def open_mirror(instance: dg.DagsterInstance) -> PublicMirror:
 
 
 class _Pass:
-    """One tick's work."""
+    """The work of one tick."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class _Pass:
         self.store, self.mirror, self.translator = store, mirror, translator
         self.until = time.monotonic() + seconds
         self.catalog: Catalog = read_catalog(store)
-        with suppress(NoDatabase, *store.db.failures):  # who may only read goes without
+        with suppress(NoDatabase, *store.db.failures):  # a read-only user skips this
             record_names(store, self.catalog)
         mirror.learn_partitions(translator, self.catalog.domains)
         self.lineage = Lineage(store, translator, mirror, self.catalog)
@@ -196,9 +196,9 @@ class _Pass:
         self.chunks = Counter[tuple[str, str]]()
 
     def run(self, outdated: Iterable[str]) -> Reconciled:
-        # The marks are read before the work: what vanishes meanwhile differs from them next time.
+        # The marks are read before the work: whatever vanishes meanwhile shows in them next time.
         cursor, before = self.cursor, self.window.marks()
-        # A page that was being drawn when a cache was forgotten may have brought the old one back.
+        # A page drawn while a cache was cleared may have restored the old cache.
         for datasetid in cursor.caches:
             self.mirror.forget_cache(self.translator.asset_key(datasetid))
         cursor.caches = []
@@ -212,7 +212,7 @@ class _Pass:
             self.runs.remove_old(self.until)
             cursor.cleaned = time.time()
         self.wrote["runs"] = self.runs.written
-        # What was written moved the marks itself: with the old ones the next tick would look again.
+        # The writes changed the marks, too: with the old marks, the next tick would compare again.
         cursor.marks = self.window.marks() if any(self.wrote.values()) else before
         return Reconciled(
             json.dumps(asdict(cursor)),
@@ -225,13 +225,13 @@ class _Pass:
         )
 
     def _find_whole(self, marks: dict[str, Any]) -> None:
-        """Find what has to be compared as a whole, since no log tells what changed in it."""
+        """Find what has to be compared completely, because no log says what changed in it."""
         cursor = self.cursor
         names = sorted(
             (key, self.catalog.domains[datasetid]) for key, datasetid in self.datasets.items()
         )
         names += self.window.layout()
-        if not self.mirror.shows_runs:  # once they are shown again, all has to be compared
+        if not self.mirror.shows_runs:  # once they are shown again, everything has to be compared
             names.append(("", ""))
         layout = hashlib.sha256(repr(names).encode()).hexdigest()
         if self.full or cursor.log is None or cursor.layout != layout:
@@ -249,13 +249,13 @@ class _Pass:
         cursor.layout = layout
 
     def _doubt_all(self) -> None:
-        """Have all datasets and runs compared, and all partition keys."""
+        """Mark all datasets, runs and partition keys for comparison."""
         cursor = self.cursor
         cursor.datasets, cursor.domains = list(self.datasets.values()), list(self.members)
         cursor.lost_runs = True
 
     def _look_after_open(self) -> None:
-        """Put unfinished runs right that somebody has cancelled, and their squares."""
+        """Correct unfinished runs that somebody has canceled, and their squares."""
         cursor = self.cursor
         if not self.mirror.shows_runs:
             self.mirror.end_runs()
@@ -273,7 +273,7 @@ class _Pass:
         self._sync_chunks(self._planned_by(map(self.runs.run_id, wrong)))
 
     def _show_runs(self, executions: Iterable[Execution]) -> dict[str, set[str]]:
-        """Write the runs of executions; the chunks of those that ended, shown by others so far."""
+        """Write the runs of executions; return the chunks of ended ones that other runs showed."""
         if not self.mirror.shows_runs:
             return {}
         executions = list(executions)
@@ -290,7 +290,7 @@ class _Pass:
         return self._planned_by(over)
 
     def _planned_by(self, run_ids: Iterable[str]) -> dict[str, set[str]]:
-        """The chunks that runs had planned, by dataset."""
+        """Return the chunks that runs planned, by dataset."""
         found: dict[str, set[str]] = {}
         for key, part in self.mirror.planned_by(*run_ids):
             self._add(found, {key: [part]})
@@ -302,7 +302,7 @@ class _Pass:
                 self._sync(datasetid, dataids, {})
 
     def _restore_runs(self) -> bool:
-        """Write the runs that are missing, newest first; whether there was time for all."""
+        """Write missing runs, newest first; return whether there was time for all."""
         if not self.cursor.lost_runs:
             return True
         self.runs.remove_first()
@@ -314,9 +314,9 @@ class _Pass:
         return True
 
     def _add_lost(self, marks: dict[str, Any]) -> None:
-        """Add datasets of which events vanished from Dagster: wiped, or deleted with their runs."""
+        """Add datasets whose events vanished from Dagster: wiped, or deleted with their runs."""
         cursor = self.cursor
-        if marks["events"] < cursor.events:  # SQLite gives the numbers of deleted events again
+        if marks["events"] < cursor.events:  # SQLite reuses the numbers of deleted events
             cursor.events = self.mirror.newest()
             self._doubt_all()
         elif marks["runs"] != cursor.marks["runs"] and self.mirror.runs_were_deleted(
@@ -347,14 +347,14 @@ class _Pass:
         cursor.folds = folds
 
     def _follow(self) -> bool:
-        """Compare what has changed since the last pass, page by page; whether that is all of it."""
+        """Compare the changes since the last pass, page by page; return whether that is all."""
         while self._follow_page():
             if time.monotonic() > self.until:
                 return False
         return True
 
     def _follow_page(self) -> bool:
-        """Compare what one page of both logs names; whether there are more pages."""
+        """Compare what one page of both logs names; return whether there are more pages."""
         cursor = self.cursor
         page = min(PAGE_CHANGES, 5 * self.mirror.batch)
         touched: dict[str, set[str]] = {}
@@ -393,7 +393,7 @@ class _Pass:
         return len(changes) == page or news.more
 
     def _verify(self) -> bool:
-        """Compare as a whole what has to be; whether that is finished."""
+        """Compare completely what has to be; return whether that is finished."""
         cursor = self.cursor
         for domain in list(cursor.domains):
             if domain in self.members:
@@ -408,7 +408,7 @@ class _Pass:
     def _sync(
         self, datasetid: str, dataids: set[str] | None, blamed: Mapping[tuple[str, str], str]
     ) -> bool:
-        """Make the squares of a dataset right (all: None); whether there was time for all."""
+        """Correct the squares of a dataset (all: None); return whether there was time for all."""
         self.compared.add(datasetid)
         self.runs.forget(())
         key, whole = self.translator.asset_key(datasetid), dataids is None
@@ -435,7 +435,7 @@ class _Pass:
                 key, [self.translator.partition_key(square.dataid) for square in some]
             )
             self.wrote["cleared"] += len(some)
-        # Dagster's cache never removes a partition: it would go on showing runs that were deleted.
+        # Dagster's cache never drops a partition: it would keep showing runs that were deleted.
         if stale or whole:
             self.mirror.forget_cache(key)
         if stale or cleared or whole:
@@ -446,7 +446,7 @@ class _Pass:
         return True
 
     def _wipe(self, datasetid: str, wrong: list[WrongSquare]) -> bool:
-        """Wipe a dataset's asset, and show it anew, if that is wanted; else count what is wrong."""
+        """Wipe a dataset's asset and show it again, if requested; else count the wrong squares."""
         if not self.wipe:
             self.stuck += len(wrong)
             return True
@@ -455,7 +455,7 @@ class _Pass:
         return self._sync(datasetid, None, {})
 
     def _make(self, datasetid: str, found: list[WrongSquare], whole: bool) -> bool:
-        """Show READY chunks as materialized; whether there was time for all."""
+        """Show READY chunks as materialized; return whether there was time for all."""
         wrong = [square for square in found if square.repair == "make"]
         for some in in_pieces(wrong, self.mirror.batch):
             if whole and self._is_late():
@@ -473,7 +473,7 @@ class _Pass:
         return True
 
     def _tell_checks(self, datasetid: str, records: Mapping[str, Mapping[str, Any]]) -> None:
-        """Show what the tables know of checks that ran outside Dagster."""
+        """Show the results that the tables have of checks outside Dagster."""
         key = self.translator.asset_key(datasetid)
         for dataid, record in records.items():
             part = self.translator.partition_key(dataid)
@@ -483,7 +483,7 @@ class _Pass:
     def _runs_of(
         self, datasetid: str, squares: list[WrongSquare], whole: bool
     ) -> dict[str, RunAndJob]:
-        """By which run of ours READY chunks are shown, by partition; others by none."""
+        """Return, by partition, the run of ours that shows a READY chunk; others have none."""
         found = origins(self.store, datasetid, {each.dataid: each.truth for each in squares})
         by: dict[str, RunAndJob] = {}
         executions: dict[str, Execution] = {}
@@ -500,7 +500,7 @@ class _Pass:
         return by
 
     def _plan(self, key: dg.AssetKey, found: list[WrongSquare], whole: bool) -> bool:
-        """Show chunks as in progress or failed, by run; whether there was time for all."""
+        """Show chunks as in progress or failed, by run; return whether there was time for all."""
         self.left |= {each.shown.run_id for each in found if is_ours(each.shown.run_id)}
         planned = [(each, each.execution) for each in found if each.repair == "plan"]
         planned = [(square, execution) for square, execution in planned if execution]
@@ -518,11 +518,11 @@ class _Pass:
         return True
 
     def _from_above(self, datasets: Iterable[str]) -> list[str]:
-        """Datasets in an order in which an input's event comes before those that point to it."""
+        """Sort datasets so that an input's event comes before the events that point to it."""
         return sorted(datasets, key=lambda datasetid: self.depths.get(datasetid, 0))
 
     def _tell_stale(self) -> None:
-        """Answer the checks of jobs here that read or write what was compared, if they changed."""
+        """Report the checks of jobs here that read or write what was compared, if they changed."""
         here, told = self.made_here or {}, self.cursor.stale
         for jobid, plan in self.catalog.jobs.items():
             mine = [each for each in plan.outputs if self.lineage.flow(each)[0] == jobid]
@@ -532,14 +532,14 @@ class _Pass:
                 continue
             found = list(stale_evaluations(self.store, jobid, self.translator))
             line = " ".join(each.description or "" for each in found)
-            # Of an asset that was materialized since, Dagster calls a check not evaluated.
+            # Dagster calls a check of an asset that was materialized since "not evaluated".
             is_current = self.made.isdisjoint(mine) and all(map(self.mirror.is_evaluated, found))
             if told.get(jobid) != line or not is_current:
                 self.mirror.report_checks(found)
                 told[jobid] = line
 
     def _is_late(self) -> bool:
-        """Whether the time is up; a pass that wrote nothing yet goes on, else it'd get nowhere."""
+        """Whether the time is up; a pass that wrote nothing yet continues, to make progress."""
         return time.monotonic() > self.until and any(self.wrote.values())
 
     def _sync_domain(self, domain: str) -> None:
@@ -552,7 +552,7 @@ class _Pass:
             self.cursor.datasets = _without_repeats(self.cursor.datasets, self.members[domain])
 
     def _add(self, touched: dict[str, set[str]], found: Mapping[str, Iterable[str]]) -> None:
-        """Add partitions by asset key, as Dagster has them, to chunks by dataset."""
+        """Add partitions, by asset key as stored in Dagster, to chunks by dataset."""
         for key, parts in found.items():
             if key in self.datasets:
                 datasetid, parts = self.datasets[key], list(parts)
@@ -562,7 +562,7 @@ class _Pass:
 
 
 def _read_cursor(cursor: str | None) -> Cursor:
-    """Where a cursor points; one that can't be read means the beginning."""
+    """Return where a cursor points; an invalid one means the beginning."""
     try:
         return Cursor(**json.loads(cursor or "{}"))
     except (ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""How datasets, chunks and jobs are called in Dagster."""
+"""The names of datasets, chunks and jobs in Dagster."""
 
 import logging
 import re
@@ -18,11 +18,11 @@ _log = logging.getLogger("opendataflow_dagster")
 _HEX = re.compile("(?:%[0-9A-F]{2})+")
 _DOTS = re.compile(r"\.{3,}")
 _BREAKS_PARTITIONS = frozenset(',"[]*|\\')
-"""What has a meaning in the text by which Dagster's UI selects partitions."""
+"""Characters with a meaning in Dagster's partition selection."""
 
 _WORD = re.compile("_x([0-9A-F]+)_")
 _BREAKS_KEYS = frozenset('/\\"*=%?#')
-"""What has a meaning in an asset's address, or in the text by which assets are selected."""
+"""Characters with a meaning in an asset's address, or in asset selections."""
 
 _RESERVED = frozenset(
     {
@@ -43,13 +43,13 @@ _RESERVED = frozenset(
         "type",
     }
 )
-"""What Dagster allows as the name of no op."""
+"""Names that Dagster doesn't allow for ops."""
 
 MAX_LISTED = 16
-"""Definitions whose keys are kept."""
+"""How many definitions' keys are cached."""
 
 _listed: dict[str, tuple[str | None, frozenset[str]]] = {}
-"""Definition, as text → its last key, and all of them."""
+"""Definition, as text → its last key, and all its keys."""
 
 _TAG_VALUE = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 
@@ -57,74 +57,79 @@ _TAG_VALUE = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 class DataflowTranslator:
     """The names and looks that datasets and jobs have in Dagster; override what should differ.
 
-    A key must stay one dataset's alone, and a partition key one dataid's: `dataid` undoes
-    `partition_key`. Ordinary ids stay as they are.
+    Each asset key must belong to one dataset, and each partition key to one dataid: `dataid` is the
+    inverse of `partition_key`. By default, ordinary ids stay unchanged.
+
+    Example:
+        class OurTranslator(DataflowTranslator):
+            def asset_key(self, datasetid: str) -> dg.AssetKey:
+                return dg.AssetKey(["flow", datasetid])
     """
 
     window: int | None = None
-    """How many of a domain's newest chunks the grid shows, beside all that aren't READY; None: it
-    shows all. Partitions of the project's own are always shown as they are."""
+    """How many of a domain's newest chunks the grid shows, besides all that aren't READY; None:
+    all. The project's own partitions are always shown unchanged."""
 
     def asset_key(self, datasetid: str) -> dg.AssetKey:
-        """The asset that a dataset is."""
+        """Return the asset of a dataset."""
         return dg.AssetKey([escaped_key(datasetid)])
 
     def partition_key(self, dataid: str) -> str:
-        """The partition that a chunk is."""
+        """Return the partition key of a chunk."""
         return escaped_partition(dataid)
 
     def dataid(self, partition_key: str) -> str:
-        """The chunk that a partition is."""
+        """Return the chunk of a partition key."""
         return unescaped_partition(partition_key)
 
     def partitions_name(self, domain: str) -> str:
-        """Under which name Dagster keeps the partition keys of a domain."""
+        """Return the name under which Dagster keeps the partition keys of a domain."""
         return f"dataflow/{domain}"
 
     def partitions_def(self, domain: str) -> dg.PartitionsDefinition:
-        """The partitions that all datasets of a domain share.
+        """Return the partitions that all datasets of a domain share.
 
-        By default dynamic ones, called `partitions_name`: their keys come and go with the chunks.
-        Any other definition of Dagster's, but several dimensions, is the project's own: its keys
-        stay as they are, and a chunk whose dataid is none of them has no partition.
+        By default they are dynamic and named by `partitions_name`: their keys follow the chunks.
+        Any other definition of one dimension is the project's own: its keys stay unchanged, and a
+        chunk whose dataid isn't one of them has no partition.
         """
         return dg.DynamicPartitionsDefinition(name=self.partitions_name(domain))
 
     def partition_mapping(self, jobid: str, datasetid: str) -> dg.PartitionMapping:
-        """Which chunks of an input a chunk of a job reads: the one of the same dataid."""
+        """Return which chunks of an input a chunk reads; by default, that of the same dataid."""
         return dg.IdentityPartitionMapping()
 
     def op_name(self, jobid: str) -> str:
-        """The name of the op that runs a job."""
+        """Return the name of the op that runs a job."""
         return escaped_word(jobid)
 
     def group_name(self, catalog: Catalog, datasetid: str) -> str | None:
-        """The group that a dataset is shown in: its domain."""
+        """Return the group that a dataset is shown in: its domain."""
         return re.sub("[^A-Za-z0-9_]", "_", catalog.domains[datasetid])
 
     def description(self, dataset: CatalogDataset, jobid: str | None) -> str | None:
-        """What a dataset's page says."""
+        """Return what a dataset's page says."""
         if dataset.description:
             return dataset.description
-        made = f"made by job `{jobid}`" if jobid else "made elsewhere"
-        return f"Dataset `{dataset.datasetid}` of OpenDataFlow, {made}."
+        producer = f"produced by job `{jobid}`" if jobid else "produced elsewhere"
+        return f"Dataset `{dataset.datasetid}` of OpenDataFlow, {producer}."
 
     def tags(self, dataset: CatalogDataset, jobid: str | None) -> Mapping[str, str]:
-        """The tags of a dataset's asset."""
+        """Return the tags of a dataset's asset."""
         own = {name: value for name, value in dataset.tags.items() if _is_taken("tag", name, value)}
         return own | ({"opendataflow/job": jobid} if jobid and _TAG_VALUE.fullmatch(jobid) else {})
 
     def kinds(self, dataset: CatalogDataset) -> set[str]:
-        """What sort of data it is: the dataset's format."""
+        """Return the kind of data: the dataset's format."""
         kind = dataset.columns.get("format") or ""
         return {kind} if _TAG_VALUE.fullmatch(kind) else set()
 
     def owners(self, dataset: CatalogDataset) -> Sequence[str]:
-        """Who is responsible for a dataset: e-mail addresses, or `team:NAME`."""
+        """Return who is responsible for a dataset: e-mail addresses, or `team:NAME`."""
         return [owner for owner in dataset.owners if _is_taken("owner", owner)]
 
     def metadata(self, dataset: CatalogDataset, jobid: str | None) -> Mapping[str, Any]:
-        """What is known of a dataset without looking at its chunks."""
+        """Return what is known about a dataset without its chunks."""
         known = {
             "opendataflow/dataset": dataset.datasetid,
             "opendataflow/job": jobid,
@@ -133,18 +138,18 @@ class DataflowTranslator:
         return {name: value for name, value in known.items() if value is not None}
 
     def _window_entry(self) -> dict[str, str]:
-        """What the pages of assets say of the window."""
+        """Return the entry about the window for the pages of assets."""
         if self.window is None:
             return {}
         line = f"The newest {self.window:,} chunks, and all that aren't READY, have a partition."
         return {"opendataflow/window": f"{line} `odf resubmit JOB DATAID` brings others back."}
 
     def pool(self, jobid: str) -> str | None:
-        """The pool whose slots a job's runs take; the job's own dial is `odf policy`."""
+        """Return the pool whose slots a job's runs take; the job's own limit is `odf policy`."""
         return None
 
     def _definition(self, domain: str) -> dg.PartitionsDefinition:
-        """The partitions of a domain, if its chunks can be such."""
+        """Return the partitions of a domain, if its chunks can be such."""
         definition: Any = self.partitions_def(domain)
         if isinstance(definition, dg.PartitionsDefinition) and not isinstance(
             definition, dg.MultiPartitionsDefinition
@@ -152,11 +157,11 @@ class DataflowTranslator:
             return definition
         raise WrongUse(
             f"{type(self).__name__}.partitions_def({domain!r}) is a {type(definition).__name__}, "
-            "and a chunk has one dataid: give partitions of one dimension."
+            "but a chunk has one dataid: return partitions of one dimension."
         )
 
     def spec(self, catalog: Catalog, datasetid: str, jobid: str | None) -> dg.AssetSpec:
-        """The asset of a dataset: made by a job here, or (None) somewhere else.
+        """Return the asset of a dataset: produced by a job here, or (None) somewhere else.
 
         Elsewhere, lineage still follows the registered jobs.
         """
@@ -168,7 +173,7 @@ class DataflowTranslator:
             source: maker
             for maker in makers
             for source in catalog.jobs[maker].reads
-            if not catalog.in_circle(maker, source)  # Dagster draws no circles
+            if not catalog.in_circle(maker, source)  # Dagster allows no cycles
         }
         return dg.AssetSpec(
             self.asset_key(datasetid),
@@ -192,16 +197,16 @@ class DataflowTranslator:
 def is_kept(
     translator: DataflowTranslator, domain: str, definition: dg.PartitionsDefinition
 ) -> bool:
-    """Whether partitions of a domain are those whose keys come and go with its chunks."""
+    """Whether the keys of a domain's partitions are added and removed with its chunks."""
     is_dynamic = isinstance(definition, dg.DynamicPartitionsDefinition)
     return is_dynamic and definition.name == translator.partitions_name(domain)
 
 
 def partition_keys(definition: dg.PartitionsDefinition) -> frozenset[str]:
-    """The keys of partitions that aren't dynamic.
+    """Return the keys of partitions that aren't dynamic.
 
-    Listing 60,000 hours takes seconds, so it is done again only when there is another last one.
-    Dagster's `has_partition_key` is no help: it says yes to half past two of an hourly one.
+    Listing 60,000 hours takes seconds, so this is repeated only when the last key changes.
+    Dagster's `has_partition_key` doesn't help: it accepts half past two for hourly partitions.
     """
     what, last = repr(definition), definition.get_last_partition_key()
     if what not in _listed or _listed[what][0] != last:
@@ -212,14 +217,14 @@ def partition_keys(definition: dg.PartitionsDefinition) -> frozenset[str]:
 
 
 def described(definition: dg.PartitionsDefinition) -> str:
-    """What partitions are called for people."""
+    """Describe a partitions definition for people."""
     name = definition.name if isinstance(definition, dg.DynamicPartitionsDefinition) else None
     return f"{type(definition).__name__} {name!r}" if name else type(definition).__name__
 
 
 @cache
 def _is_taken(kind: str, *words: str) -> bool:
-    """Whether Dagster takes an owner, or a tag; one that it doesn't is left out, and told once."""
+    """Whether Dagster accepts an owner or a tag; a refused one is left out, with one warning."""
     try:
         if kind == "owner":
             dg.AssetSpec("asset", owners=list(words))
@@ -232,7 +237,7 @@ def _is_taken(kind: str, *words: str) -> bool:
 
 
 def escaped_partition(dataid: str) -> str:
-    """A dataid with what Dagster can't take in a partition key as `%2C`, and so on."""
+    """Return a dataid with the characters that partition keys can't have as `%2C`, and so on."""
     if dataid == "":
         return "%"
     last = len(dataid) - 1
@@ -250,7 +255,7 @@ def escaped_partition(dataid: str) -> str:
 
 
 def unescaped_partition(key: str) -> str:
-    """The dataid that was escaped; a key that never was is its own."""
+    """Return the dataid that was escaped; a key that wasn't is returned unchanged."""
     if key == "%":
         return ""
     try:
@@ -260,7 +265,7 @@ def unescaped_partition(key: str) -> str:
 
 
 def escaped_key(datasetid: str) -> str:
-    """A datasetid with what breaks an asset's address as `_x2F_`, and so on."""
+    """A datasetid with the characters that break an asset's address as `_x2F_`, and so on."""
     last = len(datasetid) - 1
     return "".join(
         _word(character)
@@ -274,7 +279,7 @@ def escaped_key(datasetid: str) -> str:
 
 
 def escaped_word(name: str) -> str:
-    """A name with everything but ASCII letters, digits and `_` as `_x2D_`, and so on."""
+    """Return a name with all but ASCII letters, digits and `_` as `_x2D_`, and so on."""
     from keyword import iskeyword
 
     escaped = "".join(
@@ -290,7 +295,7 @@ def escaped_word(name: str) -> str:
 
 
 def unescaped_word(text: str) -> str:
-    """What `escaped_key` or `escaped_word` was given."""
+    """Return the argument of `escaped_key` or `escaped_word`."""
     return _WORD.sub(lambda found: chr(int(found[1], 16)), text)
 
 
