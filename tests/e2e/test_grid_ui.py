@@ -155,7 +155,6 @@ def metadata(ui: UI, dataid: str) -> dict[str, str]:
 
 
 def test_the_grid_shows_what_the_tables_say(shop: Shop, ui: UI) -> None:
-    """Its screenshot is docs/images/grid.png, in the README."""
     days = shop.arrive(1, 27, late=3)
     shop.mark(broken=[day(4)])
     run = shop.client.launch(["checked"], day(1), through=day(8))  # Dagster makes some

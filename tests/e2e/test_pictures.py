@@ -12,7 +12,7 @@ from opendataflow_dagster.flow.apply import apply_flow
 from opendataflow_dagster.model import Claim, Fact
 from opendataflow_dagster.store import open_store, operations
 from opendataflow_dagster.store.store import Store
-from tests.support.browser import UI
+from tests.support.browser import SCROLL, UI
 from tests.support.code_locations import pictured
 from tests.support.dagster_servers import ROOT, Dagster
 from tests.support.graphql_client import wait_for
@@ -136,8 +136,9 @@ def shoot(ui: UI, name: str) -> None:
 def test_the_grid(shop: Shop, ui: UI) -> None:
     ui.open_partitions("checked")
     assert ui.counts() == {"green": 16, "red": 2, "blue": 2, "missing": 10}
-    ui.choose(day(7))
+    ui.choose(day(15))
     ui.page.get_by_text("odf why check").wait_for()
+    ui.page.evaluate(SCROLL, 0.7)  # to where the colours are
     shoot(ui, "grid")
 
 
