@@ -1,8 +1,8 @@
 """Jobs in Dagster's launchpad that do what `odf resubmit`, `odf hold` and other commands do."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import dagster as dg
@@ -111,64 +111,29 @@ def _usual_jobs() -> list[dg.JobDefinition]:
     return _jobs(DataflowTranslator())
 
 
-def _jobs(named: DataflowTranslator) -> list[dg.JobDefinition]:
-    def dataids(partitions: Iterable[str]) -> list[str]:
-        return [named.dataid(partition) for partition in partitions]
-
-    def resubmit(store: Store, config: ResubmitConfig, who: str) -> Moved:
-        if config.stale and (config.failed or config.downstream):
-            raise WrongUse("Use `stale` alone: chunks produced from stale ones become stale, too.")
-        if config.since and not config.failed:
-            raise WrongUse("`since` selects chunks that failed: use it with `failed`.")
-        return operations.resubmit(
-            store,
-            config.job,
-            dataids(config.chunks),
-            failed=config.failed,
-            stale=config.stale,
-            since=parse_time(store, config.since) if config.since else None,
-            downstream=config.downstream,
-            plan=config.dry_run,
-            who=who,
-            why=config.reason,
-        )
-
-    def hold(store: Store, config: ChunksConfig, who: str) -> Moved:
-        return _set_hold(store, config, who, operations.hold, dataids(config.chunks))
-
-    def release(store: Store, config: ChunksConfig, who: str) -> Moved:
-        return _set_hold(store, config, who, operations.release, dataids(config.chunks))
-
-    def ready(store: Store, config: ReadyConfig, who: str) -> Moved:
-        return operations.ready(
-            store,
-            config.dataset,
-            dataids(config.chunks),
-            new=config.new,
-            plan=config.dry_run,
-            who=who,
-            why=config.reason,
-        )
+def _jobs(translator: DataflowTranslator) -> list[dg.JobDefinition]:
+    def moving(name: str, description: str, config: type[dg.Config], act: Act) -> dg.JobDefinition:
+        return _job(name, description, config, _move(act, translator))
 
     return [
-        _job("resubmit", "Mark chunks to be produced again.", ResubmitConfig, _move(resubmit)),
-        _job(
+        moving("resubmit", "Mark chunks to be produced again.", ResubmitConfig, _resubmit),
+        moving(
             "hold",
             "Stop jobs from producing or reading chunks until a person releases them.",
             ChunksConfig,
-            _move(hold),
+            partial(_set_hold, operations.hold),
         ),
-        _job(
+        moving(
             "release",
             "Release held chunks: each gets its earlier status back.",
             ChunksConfig,
-            _move(release),
+            partial(_set_hold, operations.release),
         ),
-        _job(
+        moving(
             "ready",
             "Mark chunks as produced outside: jobs that read them may run.",
             ReadyConfig,
-            _move(ready),
+            _ready,
         ),
         _job("policy", "Set the dials of a job, or list them.", PolicyConfig, _turn),
         _job(
@@ -179,6 +144,9 @@ def _jobs(named: DataflowTranslator) -> list[dg.JobDefinition]:
         ),
     ]
 
+
+Act = Callable[[Store, Any, list[str], str], Moved]
+"""Moves chunks as a config says, signed with a name."""
 
 Work = Callable[[Store, Any, str], Mapping[str, Any]]
 """Does what a config says, signed with a name, and returns what the run's page shows."""
@@ -233,9 +201,9 @@ def _who(context: dg.OpExecutionContext) -> str:
     return f"{user} by Dagster run {context.run_id}"
 
 
-def _move(work: Callable[[Store, Any, str], Moved]) -> Work:
+def _move(act: Act, translator: DataflowTranslator) -> Work:
     def done(store: Store, config: Any, who: str) -> Mapping[str, Any]:
-        moved = work(store, config, who)
+        moved = act(store, config, list(map(translator.dataid, config.chunks)), who)
         rows = [
             (move.jobid, move.datasetid, move.dataid, move.status_before, move.status_after)
             for move in moved.moves
@@ -253,14 +221,41 @@ def _move(work: Callable[[Store, Any, str], Moved]) -> Work:
     return done
 
 
+def _resubmit(store: Store, config: ResubmitConfig, dataids: list[str], who: str) -> Moved:
+    if config.stale and (config.failed or config.downstream):
+        raise WrongUse("Use `stale` alone: chunks produced from stale ones become stale, too.")
+    if config.since and not config.failed:
+        raise WrongUse("`since` selects chunks that failed: use it with `failed`.")
+    return operations.resubmit(
+        store,
+        config.job,
+        dataids,
+        failed=config.failed,
+        stale=config.stale,
+        since=parse_time(store, config.since) if config.since else None,
+        downstream=config.downstream,
+        plan=config.dry_run,
+        who=who,
+        why=config.reason,
+    )
+
+
 def _set_hold(
-    store: Store,
-    config: ChunksConfig,
-    who: str,
-    act: Callable[..., Moved],
-    dataids: Sequence[str],
+    act: Callable[..., Moved], store: Store, config: ChunksConfig, dataids: list[str], who: str
 ) -> Moved:
     return act(store, config.job, dataids, plan=config.dry_run, who=who, why=config.reason)
+
+
+def _ready(store: Store, config: ReadyConfig, dataids: list[str], who: str) -> Moved:
+    return operations.ready(
+        store,
+        config.dataset,
+        dataids,
+        new=config.new,
+        plan=config.dry_run,
+        who=who,
+        why=config.reason,
+    )
 
 
 def _turn(store: Store, config: PolicyConfig, who: str) -> Mapping[str, Any]:

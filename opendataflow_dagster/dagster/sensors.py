@@ -104,38 +104,48 @@ def reconcile_sensor(
         "of dead runs.",
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        # Imported here: runs load the location too, and don't need Dagster's SQL storage.
-        from .outside import OutsideRuns
-        from .reconcile import open_mirror, reconcile
-
-        store = None
-        try:
-            store = dataflow.patient_store(DATABASE_WAIT_SECONDS)
-            here = mirrored(context.repository_def) if mirrored else alone
-            lacking = [part.bring_up(dataflow, store) for part in here.registrations]
-            settled = settle(store, context.instance)
-            mirror = open_mirror(context.instance)
-            done = reconcile(
-                store,
-                mirror,
-                here.translator,
-                context.cursor,
-                seconds=seconds,
-                made_here=_made_here(context.repository_def),
-                runs=OutsideRuns(store, mirror, options=here.outside),
-                partitions_here=_partitions_here(context.repository_def),
-            )
-        except Exception as error:
-            return dg.SkipReason(_unreadable(store, error))
-        context.update_cursor(done.cursor)
-        for note in done.notes:
-            context.log.warning(note)
-        _log_settled(context, settled)
-        lines = [*lacking, *done.standing, *done.notes, _summary(done, settled)]
-        lines += [unread(store), degraded()]
-        return dg.SkipReason(" ".join(filter(None, lines)))
+        return _reconcile(context, dataflow, mirrored or (lambda _: alone), seconds)
 
     return sensor
+
+
+def _reconcile(
+    context: dg.SensorEvaluationContext,
+    dataflow: DataflowResource,
+    mirrored: Callable[[dg.RepositoryDefinition | None], Mirrored],
+    seconds: float,
+) -> dg.SkipReason:
+    """One tick: what it did; the next one continues from the cursor that it leaves."""
+    # Imported here: runs load the location too, and don't need Dagster's SQL storage.
+    from .outside import OutsideRuns
+    from .reconcile import open_mirror, reconcile
+
+    store = None
+    try:
+        store = dataflow.patient_store(DATABASE_WAIT_SECONDS)
+        here = mirrored(context.repository_def)
+        lacking = [part.bring_up(dataflow, store) for part in here.registrations]
+        settled = settle(store, context.instance)
+        mirror = open_mirror(context.instance)
+        done = reconcile(
+            store,
+            mirror,
+            here.translator,
+            context.cursor,
+            seconds=seconds,
+            made_here=_made_here(context.repository_def),
+            runs=OutsideRuns(store, mirror, options=here.outside),
+            partitions_here=_partitions_here(context.repository_def),
+        )
+    except Exception as error:
+        return dg.SkipReason(_unreadable(store, error))
+    context.update_cursor(done.cursor)
+    for note in done.notes:
+        context.log.warning(note)
+    _log_settled(context, settled)
+    lines = [*lacking, *done.standing, *done.notes, _summary(done, settled)]
+    lines += [unread(store), degraded()]
+    return dg.SkipReason(" ".join(filter(None, lines)))
 
 
 def _made_here(

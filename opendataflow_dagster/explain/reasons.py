@@ -1,6 +1,6 @@
 """What stands in the way of a claim: for each thing its code, and the command that removes it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..location import is_missing, is_within, place_to_look
@@ -116,54 +116,59 @@ def _own_product(state: State, row: Row) -> Reason:
 def _input_reasons(
     state: State, datasetid: str, above: Callable[[str], Reason | None]
 ) -> Iterator[Reason]:
-    dataid = state.dataid
     if datasetid == "today":
-        if dataid != state.today:
-            yield Reason(
-                "DATA_NOT_READY", f"'today' is {state.today}, and this job runs only on that date"
-            )
+        if state.dataid != state.today:
+            text = f"'today' is {state.today}, and this job runs only on that date"
+            yield Reason("DATA_NOT_READY", text)
         return
     rows = state.outputs_of(datasetid)
-    running = [row for row in rows if row.status == RUNNING]
-    if running:
-        lock = _locked(state, running[0])
-        yield lock._replace(code="DATA_NOT_READY")
+    if running := [row for row in rows if row.status == RUNNING]:
+        yield _locked(state, running[0])._replace(code="DATA_NOT_READY")
         return
     if any(row.status == READY for row in rows):
         return
+    text, action = _failed_or_held(state, datasetid, rows) or _missing(
+        state, datasetid, rows, above
+    )
+    yield Reason("DATA_NOT_READY", text, action)
+
+
+def _failed_or_held(state: State, datasetid: str, rows: Sequence[Row]) -> tuple[str, str] | None:
+    """Return which row of an input is FAILED or on HOLD, and the command that moves it."""
+    dataid = state.dataid
     for row in sorted(rows, key=lambda row: read_status(row.status) != HOLD):
+        text = f"{datasetid!r} is {row.status} by {row.jobid!r} since {shown(row.since)}"
         status = read_status(row.status)
-        text = (
-            f"{datasetid!r} is {row.status} by {row.jobid!r} since {shown(row.since)}"
-            + _because(row)
-        )
         if status == FAILED:
             again = f"odf resubmit {typed(row.jobid, dataid)}"
             if row.jobid not in state.producers.get(datasetid, []):
                 again = f"odf ready {typed(datasetid, dataid)}"  # nobody would make it again
-            yield Reason("DATA_NOT_READY", text, again)
-            return
+            return text + _because(row), again
         if status == HOLD:
-            yield Reason("DATA_NOT_READY", text, f"odf release {typed(row.jobid, dataid)}")
-            return
+            return text + _because(row), f"odf release {typed(row.jobid, dataid)}"
+    return None
+
+
+def _missing(
+    state: State, datasetid: str, rows: Sequence[Row], above: Callable[[str], Reason | None]
+) -> tuple[str, str]:
+    """Return why an input isn't there yet, and the command that helps its producer."""
     there = f"is {rows[0].status} by {rows[0].jobid!r}" if rows else "isn't there yet"
-    text = f"{datasetid!r} {there}"
+    text, by_hand = f"{datasetid!r} {there}", f"odf ready {typed(datasetid, state.dataid)}"
     producers = state.producers.get(datasetid, [])
     if not producers:
-        text += ", and no registered job produces it"
-        yield Reason("DATA_NOT_READY", text, f"odf ready {typed(datasetid, dataid)}")
-        return
+        return f"{text}, and no registered job produces it", by_hand
     producer = next((row.jobid for row in rows if row.jobid in producers), producers[0])
-    hindrance = above(producer)
-    if hindrance is None:
-        text += f": {producer!r} produces it, and may run"
-        yield Reason("DATA_NOT_READY", text, f"odf run --job {typed(producer)} SCRIPT")
-    elif hindrance.code == IN_A_CIRCLE:
-        text += f", and {producer!r}, which produces it, waits for this job in turn"
-        yield Reason("DATA_NOT_READY", text, f"odf ready {typed(datasetid, dataid)}")
-    else:
-        text += f": {producer!r} produces it, and may not run: {hindrance.text}"
-        yield Reason("DATA_NOT_READY", text, hindrance.action)
+    reason = above(producer)
+    if reason is None:
+        run = f"odf run --job {typed(producer)} SCRIPT"
+        return f"{text}: {producer!r} produces it, and may run", run
+    if reason.code == IN_A_CIRCLE:
+        return (
+            f"{text}, and {producer!r}, which produces it, waits for this job in turn",
+            by_hand,
+        )
+    return f"{text}: {producer!r} produces it, and may not run: {reason.text}", reason.action
 
 
 def _unheard_of(state: State) -> Reason:

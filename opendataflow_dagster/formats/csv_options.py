@@ -166,54 +166,55 @@ def csv_options(datasetid: str, text: str | None) -> CsvOptions:
     """What the `options` of a dataset declare; `WrongUse` says in a line what they can't be."""
     if not text:
         return CsvOptions(datasetid)
-
-    def wrong(why: str) -> WrongUse:
-        return WrongUse(f"options of dataset {datasetid!r}: {why}")
-
+    given, why = {}, ""
     try:
         given = json.loads(text)
     except ValueError as error:
-        raise wrong(
-            f'{printable(text[:60])!r} isn\'t JSON ({error}). Write \'{{"delimiter": ";"}}\'.'
-        ) from None
+        why = f'{printable(text[:60])!r} isn\'t JSON ({error}). Write \'{{"delimiter": ";"}}\'.'
+    if why := why or _what_is_wrong(given, text):
+        raise WrongUse(f"options of dataset {datasetid!r}: {why}")
+    return CsvOptions(datasetid, **given, declared=bool(given))
+
+
+def _what_is_wrong(given: Any, text: str) -> str:
     if not isinstance(given, dict):
-        raise wrong(
-            f'{printable(text[:60])!r} isn\'t an object of JSON, such as {{"delimiter": ";"}}.'
-        )
+        return f'{printable(text[:60])!r} isn\'t an object of JSON, such as {{"delimiter": ";"}}.'
     if unknown := sorted(set(given) - set(KEYS)):
-        raise wrong(f"there is no option {unknown[0]!r}. The options are {', '.join(KEYS)}.")
+        return f"there is no option {unknown[0]!r}. The options are {', '.join(KEYS)}."
     for key in ("delimiter", "quote", "encoding", "null"):
         if not isinstance(given.get(key, ""), str):
-            raise wrong(f"`{key}` must be a text, not {given[key]!r}.")
+            return f"`{key}` must be a text, not {given[key]!r}."
     for key, least in (("delimiter", 1), ("quote", 0)):
         mark = given.get(key, "x")
         if not least <= len(mark) <= 1 or mark in ("\r", "\n", "\0"):
-            raise wrong(f"`{key}` must be one character, not {mark!r}.")
+            return f"`{key}` must be one character, not {mark!r}."
     if not isinstance(given.get("header", True), bool):
-        raise wrong(f"`header` must be true or false, not {given['header']!r}.")
+        return f"`header` must be true or false, not {given['header']!r}."
     try:
         "a".encode(given.get("encoding", "utf-8"))
     except (LookupError, UnicodeError):
-        raise wrong(
+        return (
             f"the encoding {given['encoding']!r} isn't known. Write latin-1, cp1252, "
             "utf-16 or another one of Python's."
-        ) from None
+        )
+    return _what_is_wrong_with_types(given)
+
+
+def _what_is_wrong_with_types(given: Mapping[str, Any]) -> str:
     schema, strings = given.get("schema", {}), given.get("strings", False)
     if not isinstance(schema, dict):
-        raise wrong(f"`schema` must be an object of column and type, not {schema!r}.")
+        return f"`schema` must be an object of column and type, not {schema!r}."
     for name, kind in schema.items():
         if not isinstance(kind, str) or not _is_type(kind):
-            raise wrong(
-                f"`schema` has the type {kind!r} for {name!r}. There are {', '.join(TYPES)}."
-            )
+            return f"`schema` has the type {kind!r} for {name!r}. There are {', '.join(TYPES)}."
     is_list = isinstance(strings, list) and all(isinstance(name, str) for name in strings)
     if not (isinstance(strings, bool) or is_list):
-        raise wrong(f"`strings` must be true, or a list of columns, not {strings!r}.")
+        return f"`strings` must be true, or a list of columns, not {strings!r}."
     if schema and strings:
-        raise wrong("`schema` and `strings` are both given. A schema names the types of all.")
+        return "`schema` and `strings` are both given. A schema names the types of all."
     if not given.get("header", True) and not schema:
-        raise wrong("without a header, `schema` must name the columns in their order.")
-    return CsvOptions(datasetid, **given, declared=bool(given))
+        return "without a header, `schema` must name the columns in their order."
+    return ""
 
 
 def refuse_undecodable(path: str, encoding: str, datasetid: str = "") -> None:

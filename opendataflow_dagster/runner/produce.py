@@ -357,24 +357,14 @@ def make(
             maker.prepare([open_chunk(store, claim, environment, pulse) for claim in claims])
         if len(claims) > 1 and maker.threads > 1:
             yield from _at_once(store, claims, one, maker)
-        else:
-            for claim in claims:
-                if why := maker.why_stopping():
-                    _return(store, left.values(), maker, why)
-                    return
-                yield one(claim)
-    except SessionError as error:
-        _return(store, left.values(), maker, str(error))
-        raise
-    except (Exception, GeneratorExit) as error:
-        why = "the run ended before its turn"
-        if isinstance(error, Exception):
-            why += f": {first_line(error)}"
-        with suppress(Exception):  # what can't be given back now, its lease does
-            _return(store, left.values(), maker, why, give_back_soon)
-        raise
+            return
+        for claim in claims:
+            if why := maker.why_stopping():
+                _return(store, left.values(), maker, why)
+                return
+            yield one(claim)
     except BaseException as error:
-        _give_up(store, list(left.values()), maker, interrupted(error))
+        _hand_back(store, list(left.values()), maker, error, interrupted)
         raise
     finally:
         for claim in claims:
@@ -411,8 +401,26 @@ def _return(
     how(store, list(claims), why)
 
 
-def _give_up(store: Store, claims: Sequence[Claim], maker: Maker, stop: Stop) -> None:
-    """Settle chunks that haven't started; a chunk that can't be settled now waits for its lease."""
+def _hand_back(
+    store: Store,
+    claims: Sequence[Claim],
+    maker: Maker,
+    error: BaseException,
+    interrupted: Callable[[BaseException], Stop],
+) -> None:
+    """Give back, or hold, chunks that hadn't started when an error ended the work.
+
+    Except after an error of the session, a chunk that can't be settled now waits for its lease, so
+    that the caller hears of the error itself.
+    """
+    if isinstance(error, SessionError):
+        _return(store, claims, maker, str(error))
+        return
+    stop = Stop("the run ended before its turn")
+    if not isinstance(error, Exception | GeneratorExit):
+        stop = interrupted(error)
+    elif isinstance(error, Exception):
+        stop = Stop(f"{stop.why}: {first_line(error)}")
     with suppress(Exception):
         if stop.hold:
             for claim in claims:

@@ -149,24 +149,8 @@ class Runner:
             return self.settle(claim, environment, Ended(1, str(error), 0.0))
         self.tell(f"Launching {self.argv[0]} with dataid {printable(claim.dataid)}")
         code = self.code.text()  # now: the script may be replaced while it runs
-        stopped, answer = False, ScriptAnswer()
         try:
-            with AnswerFiles(claim, environment.plan.outputs, env) as files:
-                if files.trouble:
-                    self.tell(files.trouble)
-                ended = scripts.run(
-                    self.argv,
-                    env,
-                    time_limit=claim.time_limit,
-                    beat=self._heart(claim, files),
-                    beat_every=claim.lease / 3,
-                    stdin_null=stdin_null,
-                )
-                stopped = scripts.has_stopped(ended)
-                if not stopped:  # else it may have been stopped in the middle of a line
-                    ended, answer = _with_answer(ended, files)
-                    if self.checks and not ended.code:
-                        ended, answer = self._checked(claim, environment, ended, answer)
+            ended, answer, stopped = self._execute(claim, environment, env, scripts, stdin_null)
         except BaseException as error:
             # The script has ended by now (`Scripts.run` sees to it). Settle the chunk here: else it
             # would wait for the end of its lease, and count as lost.
@@ -184,6 +168,33 @@ class Runner:
             give_back(self.store, [claim], ended.reason)
             return ChunkOutcome(ended.code, GIVEN_BACK, None, ended.reason)
         return self.settle(claim, environment, ended, answer, code, stopped=stopped)
+
+    def _execute(
+        self,
+        claim: Claim,
+        environment: JobEnvironment,
+        env: dict[str, str],
+        scripts: Scripts,
+        stdin_null: bool,
+    ) -> tuple[Ended, ScriptAnswer, bool]:
+        """How the script ended, what it answered, and whether it was stopped from outside."""
+        with AnswerFiles(claim, environment.plan.outputs, env) as files:
+            if files.trouble:
+                self.tell(files.trouble)
+            ended = scripts.run(
+                self.argv,
+                env,
+                time_limit=claim.time_limit,
+                beat=self._heart(claim, files),
+                beat_every=claim.lease / 3,
+                stdin_null=stdin_null,
+            )
+            if scripts.has_stopped(ended):  # it may have been stopped in the middle of a line
+                return ended, ScriptAnswer(), True
+            ended, answer = _with_answer(ended, files)
+            if self.checks and not ended.code:
+                ended, answer = self._checked(claim, environment, ended, answer)
+            return ended, answer, False
 
     def settle(
         self,

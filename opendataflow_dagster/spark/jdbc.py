@@ -288,8 +288,6 @@ def read_rows(
     A range is read in `parts`, by default as many as run in parallel: each has its own snapshot and
     its own connection.
     """
-    from pyspark.sql import functions as F
-
     place = JdbcTable(table, dataid, bounds, password)
     reader = spark.read.format("jdbc").options(
         **place.options(spark, place.table), fetchsize=_FETCH_ROWS
@@ -316,7 +314,14 @@ def read_rows(
             upperBound=place.upper,
             numPartitions=str(parts),
         ).load()
-    column = whole[quoted(table.column)]
+    return _rows_of(place, whole, table.column)
+
+
+def _rows_of(place: JdbcTable, whole: "DataFrame", name: str) -> "DataFrame":
+    """The rows of a table that are in the range of a chunk, or among its remainders."""
+    from pyspark.sql import functions as F
+
+    type, column = whole.schema[name].dataType, whole[quoted(name)]
 
     def typed(value: Any) -> Any:
         return F.lit(value).cast(type)

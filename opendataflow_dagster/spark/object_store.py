@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -25,6 +25,7 @@ from ..storage.cleanup import (
     TABLE,
     VERSION,
     Leftover,
+    Live,
     Remove,
     is_written,
     live,
@@ -464,49 +465,65 @@ def in_remote(
     """
     is_local = path_of(address(target.root)) is not None
     files = files_of(None if is_local else session(), target)
-    datasetid, known = target.datasetid, {"datasetid": target.datasetid}
     # Listed before the tables are read: a version that is published in between isn't in the list.
     # In the other order, it would be listed but in no row, and be removed.
     below = files.below(address(target.root))
+    alive = live(store, target.datasetid)
+    kept = {row[2] for row in store.db.fetch("cleaning.located", datasetid=target.datasetid)}
     found = versions(below, target)
-    alive = live(store, datasetid)
-    kept = {row[2] for row in store.db.fetch("cleaning.located", **known)}
-    locations = {version.location for version in found}
+    yield from _wrong_pointers(store, files, target, {version.location for version in found})
+    yield from _unfinished_pointers(files, target, below, alive, grace)
+    yield from _unread_versions(files, target, found, alive, kept, grace)
+
+
+def _wrong_pointers(
+    store: Store, files: Files, target: ObjectStore, locations: Collection[str]
+) -> Iterator[tuple[Leftover, Remove]]:
+    """Pointers that name another version than the tables; "removing" one corrects it."""
+    for chunk in all_standing(store, target.datasetid):
+        if chunk.location in locations and _pointed(files, target, chunk.dataid) != chunk.location:
+            path = f"{target.root}/{directory(chunk.dataid)}/{NOTE}"
+            row = Leftover(
+                target.datasetid, chunk.dataid, chunk.generation, POINTER, path, None, None
+            )
+            yield row, lambda chunk=chunk, path=path: _correct(store, files, chunk, path)
+
+
+def _unfinished_pointers(
+    files: Files, target: ObjectStore, below: Sequence[File], alive: Live, grace: float
+) -> Iterator[tuple[Leftover, Remove]]:
+    """What is left of pointers that were being written when their writer died."""
+    for file in below:
+        aside, age = _ASIDE.search(file.path), max(0.0, time.time() - file.changed)
+        if aside and age >= grace and not alive.has(dataid := unescaped(aside[1])):
+            row = Leftover(target.datasetid, dataid, None, SPARK, file.path, file.bytes, age)
+            yield row, lambda file=file: files.remove(file.path)
+
+
+def _unread_versions(
+    files: Files,
+    target: ObjectStore,
+    found: Sequence[Version],
+    alive: Live,
+    kept: Collection[str],
+    grace: float,
+) -> Iterator[tuple[Leftover, Remove]]:
+    """Versions that no row, claim or pointer names, and that were replaced long enough ago."""
     chunks: dict[str, list[Version]] = {}
     for version in found:
         chunks.setdefault(version.dataid, []).append(version)
-    for chunk in all_standing(store, datasetid):
-        if chunk.location in locations and _pointed(files, target, chunk.dataid) != chunk.location:
-            path = f"{target.root}/{directory(chunk.dataid)}/{NOTE}"
-            row = Leftover(datasetid, chunk.dataid, chunk.generation, POINTER, path, None, None)
-            yield row, lambda chunk=chunk, path=path: _correct(store, files, chunk, path)
-    for pointer in below:
-        aside, age = _ASIDE.search(pointer.path), max(0.0, time.time() - pointer.changed)
-        if aside and age >= grace and not alive.has(dataid := unescaped(aside[1])):
-            row = Leftover(datasetid, dataid, None, SPARK, pointer.path, pointer.bytes, age)
-            yield row, lambda pointer=pointer: files.remove(pointer.path)
     for version in found:
-        newer = [
-            later.changed
-            for later in chunks[version.dataid]
-            if later.generation > version.generation
-        ]
-        age = max(
-            0.0, time.time() - max(version.changed, min(newer, default=0.0))
-        )  # since replaced
-        if version.location in kept or age < grace or version.generation in alive.generations:
+        dataid, generation, location = version.dataid, version.generation, version.location
+        newer = [later.changed for later in chunks[dataid] if later.generation > generation]
+        # Its age counts from when it was replaced: until then, somebody may have begun to read it.
+        age = max(0.0, time.time() - max(version.changed, min(newer, default=0.0)))
+        if location in kept or age < grace or generation in alive.generations:
             continue
-        if _pointed(files, target, version.dataid) != version.location:
+        if _pointed(files, target, dataid) != location:
             row = Leftover(
-                datasetid,
-                version.dataid,
-                version.generation,
-                VERSION,
-                version.location,
-                version.bytes,
-                age,
+                target.datasetid, dataid, generation, VERSION, location, version.bytes, age
             )
-            yield row, lambda version=version: files.remove(address(version.location))
+            yield row, lambda location=location: files.remove(address(location))
 
 
 def in_table(

@@ -90,24 +90,42 @@ def resubmit(
             chosen, cut = _found(store, statement, jobid, wanted, since, limit)
         edges = store.db.run("moves.edges") if downstream or len(chosen) > 1 else []
         depth = depths(_job_pairs(edges))
-        moves: list[Move] = []
-        left: list[Move] = []
-        for job in sorted(chosen, key=lambda job: (depth.get(job, 0), job)):
-            parts = [_again(store, job, chosen[job], named=not statement)]
-            if downstream:
-                parts.append(_below(store, _readers(edges, job), chosen[job], parts[0][1]))
-            for again, stays in parts:
-                moves += again
-                left += stays
-        # A chunk that failed may also lie below another one: it is moved once, and isn't left.
-        moves = list(dict.fromkeys(moves))
-        moving = {(move.jobid, move.dataid) for move in moves}
-        left = [row for row in dict.fromkeys(left) if (row.jobid, row.dataid) not in moving]
+        in_order = sorted(chosen.items(), key=lambda item: (depth.get(item[0], 0), item[0]))
+        moves, left = _all_again(
+            store, in_order, edges if downstream else None, found=bool(statement)
+        )
         moved = carry_out(store, moves, left=left, wanted=[] if statement else wanted, plan=plan)
         ordered = sorted(moved.moves, key=lambda move: depth.get(move.jobid, 0))
         return moved._replace(moves=ordered, cut=cut)
 
     return in_transaction(store, work, who, why or f"odf resubmit{' --stale' * stale}")
+
+
+def _all_again(
+    store: Store,
+    chosen: Iterable[tuple[str, Sequence[str]]],
+    edges: Sequence[tuple] | None,
+    *,
+    found: bool,
+) -> tuple[list[Move], list[Move]]:
+    """What makes chunks of jobs again, and with `edges` what is downstream; and what is left.
+
+    Chunks that were not `found`, but named, are refused if they can't be made again.
+    """
+    moves: list[Move] = []
+    left: list[Move] = []
+    for job, dataids in chosen:
+        again, stays = _again(store, job, dataids, named=not found)
+        moves += again
+        left += stays
+        if edges is not None:
+            again, stays = _below(store, _readers(edges, job), dataids, stays)
+            moves += again
+            left += stays
+    # A chunk that failed may also lie below another one: it is moved once, and isn't left.
+    moving = {(move.jobid, move.dataid) for move in moves}
+    rows = [row for row in dict.fromkeys(left) if (row.jobid, row.dataid) not in moving]
+    return list(dict.fromkeys(moves)), rows
 
 
 def _found(
