@@ -1,7 +1,6 @@
 """Running a job's script: real scripts, on both databases; and what the original gets wrong."""
 
 import json
-import os
 import re
 import threading
 import time
@@ -171,9 +170,10 @@ def test_values_for_a_script_are_never_evaluated(loadbob: Store) -> None:
     assert all("\n" not in line for line in said)
 
 
-def test_no_stale_dataid_is_run(loadbob: Store) -> None:
+def test_no_stale_dataid_is_run(loadbob: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """COMPAT 1."""
-    assert run(loadbob, "echo $dataid >> ran", environ={**os.environ, "dataid": "999"}) == IDLE
+    monkeypatch.setenv("dataid", "999")
+    assert run(loadbob, "echo $dataid >> ran") == IDLE
     assert ran() == []
 
 
