@@ -48,12 +48,9 @@ def _alive() -> int:
 
 def leave(code: int) -> None:
     """Exit without taking the interpreter apart, which takes longer than many a job."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None:
-                stream.flush()
-        except (OSError, ValueError):  # closed, or its reader is gone
-            pass
+    from ..util.system import flush_output
+
+    flush_output()
     os._exit(code)
 
 

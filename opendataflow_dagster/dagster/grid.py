@@ -270,6 +270,7 @@ class Mirror(PublicMirror):
             for some in in_batches(new):
                 rows = [{"partitions_def_name": name, "partition": partition} for partition in some]
                 kind = postgresql if db.dialect.name == "postgresql" else sqlite
+                # A person, or another code location, may have added the same key.
                 db.execute(kind.insert(table).values(rows).on_conflict_do_nothing())
 
     # --- what others did ---
@@ -472,6 +473,9 @@ class Mirror(PublicMirror):
             for part, (number, version) in materialized.items()
             if version and not version.isdecimal()
         }
+        # Where the data version is a fingerprint, the generation stands only inside of the event.
+        # The database cuts it out: whole events would have to be fetched and deserialized for 40
+        # characters.
         label = f'}}, "label": "{GENERATION_ENTRY}"'
         found = dict(materialized)
         for some in in_batches(sorted(printed)):

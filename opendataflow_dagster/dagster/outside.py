@@ -323,6 +323,7 @@ class OutsideRuns:
             EXECUTION_TAG: execution.name,
             # Dagster shows this tag as who launched the run.
             "user": f"{worker['user']}@{worker['host']}" if worker else who,
+            # Automatic retries of Dagster would launch it again, and there is nothing to launch.
             "dagster/max_retries": "0",
         }
         if worker:
@@ -381,6 +382,9 @@ class OutsideRuns:
 def _end(found: list[ExecutionOutcome]) -> dg.DagsterRunStatus | None:
     """Return the status of a run whose chunks ended this way."""
     words = {each.status for each in found}
+    # MANAGED: Dagster shows such a run as unfinished, but its run monitoring and its limits of
+    # concurrent runs leave it alone. As STARTED it would take a slot from runs that Dagster
+    # launches.
     if RUNNING in words:
         return _STATUS.MANAGED
     if words - {READY, PENDING, None}:

@@ -383,12 +383,18 @@ class _Pass:
         self.runs.forget(executions)
         for datasetid, dataids in self._show_runs(executions).items():
             touched.setdefault(datasetid, set()).update(dataids)
+        # Keys before squares: Dagster draws a square for each key, and none for an event without
+        # one.
         self.wrote["keys"] += self.window.give_keys(touched)
+        # Inputs before what is made from them: a materialization points to the events of its
+        # inputs.
         for datasetid in self._from_above(touched):
             if datasetid in self.catalog.domains:
                 self._sync(datasetid, touched[datasetid], blamed)
         self.runs.remove_so_far(executions, self.left)
         self.left.clear()
+        # Only now: a pass that is killed before starts again at the old place, and finds what is
+        # right.
         cursor.log, cursor.events = log, news.cursor
         return len(changes) == page or news.more
 
@@ -450,6 +456,8 @@ class _Pass:
         if not self.wipe:
             self.stuck += len(wrong)
             return True
+        # Dagster has no public way to take back one partition: all go, and those that are READY are
+        # reported again.
         self.mirror.instance.wipe_assets([self.translator.asset_key(datasetid)])
         self.wrote["cleared"] += len(wrong)
         return self._sync(datasetid, None, {})

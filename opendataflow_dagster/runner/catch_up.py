@@ -192,6 +192,8 @@ class _Crew(WorkerThreads):
                         self._count(claim.dataid, result)
                         if self._over:
                             break
+            # `ended` was read before the claim: a chunk that ends in between may free another one,
+            # and then nobody waits.
             elif not self._wait(ended, self.store.next_change(self.runner.jobid)):
                 return
 
@@ -242,6 +244,8 @@ class _Crew(WorkerThreads):
                 now = time.monotonic()
                 if now >= until:
                     break
+                # A server has only so many connections: a worker that waits long leaves its own to
+                # others.
                 if now >= rest_at:
                     self.store.db.drop()
                 self._changed.wait(min(until - now, SIGNAL_CHECK_SECONDS))

@@ -4,11 +4,11 @@ import errno
 import os
 import select
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..util.system import flush_output
 from . import process_tree
 from .process_tree import Terminal, send
 
@@ -63,6 +63,7 @@ class Script:
             left = min(by - time.monotonic(), 1e6)
             if left <= 0:
                 return False
+            # A pidfd tells of the end, not of a stop: with a terminal, Ctrl-Z has to be looked for.
             if self._pidfd < 0 or self.terminal:
                 left = min(left, nap)
                 nap = min(nap * 2, 0.02 if self._pidfd < 0 else 0.1)
@@ -139,6 +140,9 @@ def check(name: str, search_path: str) -> None:
 
 
 def _posix_spawn(path: str, argv: list[str], env: dict[str, str], stdin_null: bool) -> int:
+    # Not `subprocess`, whose import alone costs every `odf run` milliseconds. A group of its own
+    # lets one signal reach all that the script starts; the empty mask undoes what this thread
+    # blocks.
     return os.posix_spawn(
         path,
         argv,
@@ -237,6 +241,8 @@ class Scripts:
         self._is_over = False
 
     def __enter__(self) -> "Scripts":
+        # Python runs a handler in the main thread, and wakes no other thread from its poll: a byte
+        # in this pipe does. All of them poll it.
         self._wakeup, self._alarm = os.pipe()
         process_tree.adopting.begin()
         try:
@@ -300,7 +306,7 @@ class Scripts:
         """
         if why := self.why_no_more():
             return Ended(128 + (self.stopping or self.draining or 0), why, 0.0, began=False)
-        _flush()
+        flush_output()  # before the script's
         terminal = None
         if not stdin_null and os.isatty(0):
             terminal = None if self._running else Terminal.to_lend()
@@ -312,6 +318,9 @@ class Scripts:
             return Ended(refusal.code, str(refusal), 0.0, began=False)
         script = Script(pid, self._wakeup, terminal)
         try:
+            # Before `_running`: a handler that comes in between finds no script to tell, and the
+            # `if` below makes up for it. The other way round, it would take the script for one that
+            # was told.
             self._untold.add(pid)
             self._running[pid] = script
             if terminal:
@@ -458,16 +467,6 @@ def _name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
         return f"signal {number}"
-
-
-def _flush() -> None:
-    """Write our own output before the script's."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None:
-                stream.flush()
-        except (OSError, ValueError):  # closed, or its reader is gone
-            pass
 
 
 # Which code made a chunk: the git commit of its folder, and a hash of the script's own files.

@@ -113,6 +113,8 @@ class Workshop(WorkerThreads):
         self._recovery = threading.Event()
         self._recover_at = 0.0
         self._bell, self._doorbell = os.pipe()
+        # Workers ring, and the main thread hears it while it waits for the database's notices, too:
+        # a condition variable can't be waited for together with a connection.
         os.set_blocking(self._bell, False)
         os.set_blocking(self._doorbell, False)
 
@@ -237,6 +239,7 @@ class Workshop(WorkerThreads):
             return
         self._note_back()
         took = time.monotonic() - now
+        # A look takes at most half of the time, however slow the database is.
         self._free_at = now + took + max(LOOK_SPACING_SECONDS, took)
         with self._changed:
             self._looks += 1

@@ -91,6 +91,7 @@ class ChunkBatch:
             self._is_folder(self.chunks[0], datasetid) for datasetid in self.chunks[0].outputs
         ):
             return []
+        # Such a function is called once for each chunk: there is none that is the batch's.
         if self.work.takes_chunk:
             return []
         found: dict[Any, list[tuple[Chunk, BatchInputs]]] = {}
@@ -146,6 +147,8 @@ class ChunkBatch:
                     f"{work.job.name} returned rows for {strangers[0]}, which isn't in the batch."
                 )
             typed = noted_schema({"schema": schema}).add(DATAID_COLUMN, "string")
+            # The evidence is of what was read back: `observe` sums over the whole pass, and a batch
+            # needs a sum for each chunk.
             written = spark.read.format(target.format).schema(typed).load(escaped_path(path))
             extra = work.extra(datasetid, df.drop(DATAID_COLUMN))
             evidence = evidence_by_group(written, DATAID_COLUMN, extra) if directories else {}

@@ -297,7 +297,9 @@ def _launch_session(wanted: dict[str, str], short: bool) -> "SparkSession":
     try:
         with java_environment(wanted), _own_interrupt():
             builder: Any = SparkSession.builder
-            if SparkContext._gateway is not None:  # its Java is running since an earlier session
+            # A Java that starts reads its settings from the file of `java_environment`. One that
+            # runs since an earlier session has read its own: the builder has to bring them.
+            if SparkContext._gateway is not None:
                 builder = builder.config(map=wanted)
             return builder.getOrCreate()
     except DataflowError:
@@ -369,6 +371,7 @@ def _submitted_session(wanted: Mapping[str, str], given: Mapping[str, str]) -> "
 # --- the end of a session ---
 
 
+# Reentrant: whoever starts a session may find a dead one, and ends that first.
 session_lock = threading.RLock()
 """Held while the session of this process is started or ended."""
 

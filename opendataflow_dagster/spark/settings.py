@@ -471,11 +471,14 @@ def java_environment(wanted: Mapping[str, str]) -> Iterator[None]:
 
     The settings are in a file that is deleted in the end: everybody can read a command line.
     """
+    # The variable would turn the session into one of Spark Connect, whatever its settings say.
     changed: dict[str, str | None] = {"SPARK_REMOTE": None}
     changed["JAVA_HOME"] = needed_java(
         vector="jdk.incubator.vector" in wanted.get(JAVA_OPTIONS, "")
     )
     python = wanted.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+    # Else Spark takes the first `python3` on the PATH, which may be another version without our
+    # packages.
     changed["PYSPARK_PYTHON"] = python or sys.executable
     if wanted.get("spark.driver.bindAddress") == "127.0.0.1":
         changed["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")

@@ -243,6 +243,7 @@ def _remover(root: str, entry: Leftover) -> Remove:
 def _put_back(root: str, entry: Leftover) -> bool:
     """Make the only whole chunk that there is the chunk again."""
     staging, final = os.path.dirname(entry.path), folder.chunk_path(root, entry.dataid)
+    # The lock of a publish: else one that comes now would be replaced by the older chunk.
     with publish_lock(staging):
         if os.path.lexists(final) or not os.path.isdir(entry.path):
             return False

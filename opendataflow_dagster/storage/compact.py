@@ -194,6 +194,8 @@ def rewrite_each(
             while replaced and replaced[0][0] < time.monotonic() - LINGER:
                 replaced.pop(0)[1].discard()
     finally:
+        # A reader has listed the old files before it opens them. They stay for as long as that may
+        # take.
         if replaced:
             time.sleep(LINGER)
         for _, staged in replaced:

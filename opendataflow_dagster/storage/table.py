@@ -116,11 +116,15 @@ class Rows:
         return frame.assign(**{self.table.column: self._known["lower"]})
 
     def _values(self, frame: Any) -> Iterator[Sequence[Any]]:
+        # To a driver, NaN is a number, and NaT and NA are nothing that it knows: only None is NULL.
         plain = frame.astype(object).where(frame.notna(), None)
         rows = plain.itertuples(index=False, name=None)
         return rows if self.table.dialect == POSTGRES else (tuple(map(_of_sqlite, r)) for r in rows)
 
     def _take_turn(self, connection: Any) -> None:
+        # Of two publishes of one chunk, each would delete only the rows that it sees, and both
+        # would insert. So they take turns by a lock of the table and the dataid; other chunks don't
+        # wait.
         if self.table.dialect == POSTGRES:
             self._execute(connection, "patience")
             key = f"{self._names['table']}\n{self.dataid}"

@@ -202,8 +202,12 @@ class Database:
     """What the driver raises, for code that runs a person's own SQL."""
 
     def __init__(self) -> None:
+        # A connection for each thread: claims and leases of two workers must not share a
+        # transaction.
         self._mine = _local()
         forked = weakref.WeakMethod(self._forked)
+        # Such a hook can't be taken back. By the weak reference, it doesn't keep the database
+        # alive.
         os.register_at_fork(after_in_child=lambda: (forked() or int)())
         self._topics: dict[str, dict[str, str]] = {}
         self._met = False
@@ -448,6 +452,7 @@ def _close(connection: Any, opened_by: int) -> None:
         connection.close()
 
 
+# Never emptied: a connection that nothing refers to is closed, and the parent uses the same socket.
 _INHERITED: list[Any] = []
 
 

@@ -132,6 +132,8 @@ class PostgresDatabase(Database):
         """A new connection, whose session is ready for our statements."""
         given = DEFAULTS | self._given | conninfo_to_dict(self.url) | self._user
         try:
+            # Each statement commits by itself, so that a claim is one round trip. Without
+            # autocommit it would be three, and a worker that is idle would hold a transaction open.
             connection = psycopg.connect(**given, autocommit=True)  # type: ignore[arg-type]
             try:
                 self._begin_session(connection)
@@ -178,6 +180,7 @@ class PostgresDatabase(Database):
 
     def stream(self, name: str, /, **params: Any) -> Generator[tuple]:
         text, connection = self.statement(name), self.connect()
+        # A cursor of the server: the usual one would fetch all rows into memory before the first.
         with connection.cursor("odf_listing") as cursor, self._explained(text, connection):
             cursor.itersize = FETCHED_ROWS
             cursor.execute(_qualified(text, self.schema.replace("%", "%%")), params)  # type: ignore[arg-type]
@@ -222,8 +225,11 @@ class PostgresDatabase(Database):
         cause = error.__cause__ if isinstance(error, NoDatabase) else error
         if isinstance(cause, psycopg.Error):
             state = cause.sqlstate or ""
+            # Serialization failure, deadlock, and our own `lost_race()`: the transaction did
+            # nothing.
             if state in ("40001", "40P01", "ODF01"):
                 return "race"
+            # `lock_timeout` ran out: statements that claim and settle set it to 200 ms.
             if state == "55P03":
                 return "locked"
             if state == "0A000" and "cached plan" in str(cause):
@@ -318,6 +324,8 @@ class PostgresStore(Store):
         plan = self.plan(jobid)
         self._tidy()
         turns = plan.rivals or plan.limited or only is not None
+        # A transaction only where a lock has to last for several statements: it costs two round
+        # trips.
         with self.db.transaction() if turns else nullcontext():
             # Two jobs that write one dataset have a queue each, so that the rows of the queues
             # don't keep them apart: only these locks do. In order of names, against deadlocks.
@@ -325,6 +333,8 @@ class PostgresStore(Store):
                 self.db.run("claims.lock_output", datasetid=datasetid)
             if plan.limited:  # else two claimers would count the same claims, and both go ahead
                 self.db.run("claims.lock_dial", jobid=jobid)
+            # Today's chunk of a job that reads nothing else appears with the clock: no row changes
+            # by which a trigger would have queued it.
             if only is not None:
                 self.db.run("claims.judge", jobid=jobid, dataid=only)
             rows = self.db.run(
@@ -336,6 +346,7 @@ class PostgresStore(Store):
             )
         self._untidy += len(rows)
         if len(rows) > 1:
+            # `returning` has no order; chunks are worked on in that of the queue.
             rows.sort(key=lambda row: (row[5], natural_key(row[0]), row[0]))
         return [
             Claim(jobid, dataid, generation, request.owner, attempts, float(lease), time_limit)

@@ -56,6 +56,9 @@ class SqliteDatabase(Database):
         try:
             if create:
                 self._make_file()
+            # Transactions are begun here, as writers (`begin immediate`): one that begins by
+            # reading is refused when it wants to write after another one did, and no timeout helps.
+            # The finalizer that closes the connection may run in another thread.
             connection = sqlite3.connect(
                 self.path,
                 timeout=BUSY_TIMEOUT_SECONDS,
@@ -139,6 +142,8 @@ class SqliteDatabase(Database):
             if signed:
                 self.sign(who=who, why=why, act=act)
             yield
+            # SQLite has no variables of a session, so the signature is a row of the database. It is
+            # cleared before the commit, or the next writer's changes would be signed with it.
             if signed:
                 self.run("context.clear")
             self.execute("commit", None)
@@ -199,6 +204,7 @@ class SqliteDatabase(Database):
     @contextmanager
     def reading(self) -> Iterator[None]:
         connection = self.connect()
+        # SQLite has no transaction that is read-only; this refuses writes of the connection.
         self.execute("pragma query_only = on", None)
         try:
             self.execute("begin", None)
@@ -211,6 +217,8 @@ class SqliteDatabase(Database):
     @contextmanager
     def upgrading(self) -> Iterator[None]:
         connection = self.connect(create=True)
+        # With a write-ahead log readers don't wait for the writer. The mode stays with the file,
+        # and can't be changed within a transaction.
         self.execute("pragma journal_mode = wal", None)
         self.execute("begin immediate", None)
         try:
@@ -266,6 +274,7 @@ class SqliteStore(Store):
         jobid, only = request.jobid, request.only
         db = self.db
         with db.transaction(who=request.owner, act="claim"):
+            # Not the plan of a second ago: here, as the only writer, the current one costs nothing.
             plan = self.read_plan(jobid)
             if only is not None:
                 db.run("claims.judge", jobid=jobid, dataid=only)

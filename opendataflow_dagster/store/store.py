@@ -242,6 +242,8 @@ class Store:
             elif now - progress > FILL_STALL_SECONDS:
                 raise self._not_filled(jobid)
             self.give_way(done)
+        # Who found nothing asks before its next claim, since the question only reads: a claim takes
+        # the writer's turn on SQLite, and may take locks on PostgreSQL.
         self._idle.discard((jobid, owner)) if claims else self._idle.add((jobid, owner))
         return claims
 
@@ -364,6 +366,8 @@ class Store:
 
     def heartbeat(self, claims: Sequence[Claim]) -> list[Claim]:
         """Renew the leases of one owner's claims of a job; return those it owns no more."""
+        # Not through `insist`, which waits for minutes: `Pulse` tells of an outage, and tries
+        # again.
         alive = self._beat(claims)
         return [claim for claim in claims if claim.dataid not in alive]
 

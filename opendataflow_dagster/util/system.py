@@ -1,4 +1,4 @@
-"""Locks of directories and files, functions of the C library, and Python files as modules."""
+"""What the system gives: locks of files, functions of the C library, modules, standard output."""
 
 import fcntl
 import os
@@ -92,3 +92,13 @@ def module_of_file(path: str) -> str:
     if not (os.path.exists(found) and os.path.samefile(found, path)):
         raise WrongUse(f"{path} has the same name as the module {found}. Rename the file.")
     return name
+
+
+def flush_output() -> None:
+    """Write out what this process has printed so far."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):  # closed, or its reader is gone
+            pass
