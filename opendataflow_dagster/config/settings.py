@@ -38,7 +38,7 @@ class Settings(NamedTuple):
 
     def get(self, key: str, default: str | None = None) -> str | None:
         """Read any key: `spark.master` is also found as DATAFLOW_SPARK_MASTER."""
-        return self.values.get(key, self.values.get(_flat(key), default))
+        return self.values.get(key, self.values.get(flat_key(key), default))
 
     def __repr__(self) -> str:
         return f"Settings({redact(self.url)!r}, schema={self.schema!r}, origin={self.origin!r})"
@@ -66,7 +66,7 @@ def load_settings(
         for name, value in environ.items()
         if name.startswith("DATAFLOW_") and name != "DATAFLOW_PROPERTIES" and value
     }
-    values = {key: in_env.get(_flat(key), value) for key, value in in_file.items()} | in_env
+    values = {key: in_env.get(flat_key(key), value) for key, value in in_file.items()} | in_env
 
     folder = os.path.dirname(file) if file else ""
     if "url" in in_env:
@@ -131,7 +131,8 @@ def check_postgres_url(url: str) -> None:
     )
 
 
-def _flat(key: str) -> str:
+def flat_key(key: str) -> str:
+    """A key as it stands in the name of a variable."""
     return key.replace(".", "_").replace("-", "_").lower()
 
 

@@ -67,7 +67,6 @@ def reconcile_sensor(
     minimum_interval_seconds: int = 10,
     seconds: float = 15.0,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
-    registration: LocationRegistration | None = None,
     outside: OutsideOptions | None = None,
     mirrored: Callable[[dg.RepositoryDefinition | None], Mirrored] | None = None,
 ) -> dg.SensorDefinition:
@@ -83,18 +82,14 @@ def reconcile_sensor(
         minimum_interval_seconds: Seconds between two ticks.
         seconds: About how long a tick may take.
         default_status: Whether the sensor is on from the start.
-        registration: What the code location needs in the tables; a tick registers what is missing,
-            or reports it.
         outside: What happens to the runs that show work done outside Dagster.
-        mirrored: Finds translator, registration and outside by the code location instead.
+        mirrored: Finds translator, outside and what to register by the code location instead.
 
     Example:
         defs = dg.Definitions(assets=assets, sensors=[reconcile_sensor(dataflow)])
     """
     dataflow = dataflow or DataflowResource()
-    alone = Mirrored(
-        translator or DataflowTranslator(), [registration] if registration else [], outside
-    )
+    alone = Mirrored(translator or DataflowTranslator(), outside=outside)
 
     @dg.sensor(
         name=name,

@@ -11,18 +11,7 @@ try:
 except ImportError:  # without dagster-pyspark, all works except annotations with its class
 
     class LazyPySparkResource(dg.ConfigurableResource):
-        """The same interface."""
-
-        spark_config: dict[str, Any]
-
-        @property
-        def spark_session(self) -> Any:
-            """The session, started on first use."""
-
-        @property
-        def spark_context(self) -> Any:
-            """The session's context; Spark Connect sessions have none."""
-            return self.spark_session.sparkContext
+        """What `SparkResource` needs of it."""
 
 
 class SparkResource(LazyPySparkResource):

@@ -5,7 +5,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
@@ -510,11 +510,7 @@ def settings_of(
     return settings._replace(origin=f"target {target}")
 
 
-def enter_target(
-    target: str | None = None,
-    config: str | None = None,
-    environ: MutableMapping[str, str] = os.environ,
-) -> None:
+def enter_target(target: str | None = None, config: str | None = None) -> None:
     """Let this process, and what it starts, use the tables of a target of ./flow.yml.
 
     What tells of other tables is removed from the environment.
@@ -522,8 +518,8 @@ def enter_target(
     Args:
         target: Its name; without one, that of DATAFLOW_TARGET.
         config: The properties file that is named beside it, which is refused.
-        environ: Where the tables are named from now on.
     """
+    environ = os.environ
     target = target or environ[VARIABLE]
     _refuse_both(target, config)
     refuse_without_flow(target)

@@ -118,11 +118,9 @@ def plan_flow(
     return compare(store, flow, store.db.insist(look)[0], adopt=adopt, environ=environ)
 
 
-def plan_of_nothing(
-    store: Store, flow: Flow, *, environ: Mapping[str, str] = os.environ
-) -> FlowPlan:
+def plan_of_nothing(store: Store, flow: Flow) -> FlowPlan:
     """The plan for tables that aren't there yet."""
-    return compare(store, flow, Registrations(), adopt=False, environ=environ)
+    return compare(store, flow, Registrations(), adopt=False, environ=os.environ)
 
 
 def compare(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DataflowError, Refused
 from ..location import Table
-from ..storage.table import Bounds, not_split, split_command, strangers
+from ..storage.table import Bounds, no_split_column, not_split, split_command, strangers
 from ..store.database import named_statements
 from .schema import quoted
 from .session import in_a_line, is_remote, mask_logs, spark_session
@@ -362,11 +362,7 @@ class StagedJdbcRows:
         need_classic(df.sparkSession, table)
         if table.column not in df.columns:
             if place.modulus is not None or place.upper is not None:
-                raise Refused(
-                    f"The rows for {table.location} have no column {table.column!r}, which the "
-                    "table is split by. Return it too.",
-                    code="NOT_VALIDATED",
-                )
+                raise no_split_column(table)
             df = df.withColumn(table.column, F.lit(dataid))
         name = f"{STAGE_PREFIX}_{generation}_{_stage_mark(place)}_{os.urandom(4).hex()}"
         staged = cls(df.sparkSession, place, name)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from ..config.settings import Settings, parse_properties
+from ..config.settings import Settings, flat_key, parse_properties
 from ..errors import DataflowError, SessionError, WrongUse
 from ..explain.self_check import Check
 from ..runner.environment import SECRETS
@@ -182,7 +182,7 @@ def _from_variables(values: Mapping[str, str]) -> dict[str, str]:
     """
     flat = {key: value.strip() for key, value in values.items() if key.startswith("spark_")}
     in_file = [key for key in values if key.startswith("spark.")]
-    spelled = {_flat(key): key for key in (*DEFAULTS, *LOOPBACK, *COMMON_KEYS, *in_file)}
+    spelled = {flat_key(key): key for key in (*DEFAULTS, *LOOPBACK, *COMMON_KEYS, *in_file)}
     return {spelled.get(key, key.replace("_", ".")): value for key, value in flat.items()}
 
 
@@ -204,10 +204,6 @@ COMMON_KEYS = (
     "spark.sql.session.timeZone",
     "spark.sql.shuffle.partitions",
 )
-
-
-def _flat(key: str) -> str:
-    return key.replace(".", "_").replace("-", "_").lower()
 
 
 # --- the servers that a master or a remote names ---

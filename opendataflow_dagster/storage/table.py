@@ -108,11 +108,7 @@ class Rows:
         if self.table.column in frame.columns:
             return frame
         if not self._is_value:
-            raise Refused(
-                f"The rows for {self.table.location} have no column {self.table.column!r}, by "
-                "which the table is split. Return that column too.",
-                code="NOT_VALIDATED",
-            )
+            raise no_split_column(self.table)
         return frame.assign(**{self.table.column: self._known["lower"]})
 
     def _values(self, frame: Any) -> Iterator[Sequence[Any]]:
@@ -244,6 +240,15 @@ def strangers(
     return Refused(
         f"Only {found} of {rows} rows for {where} have a {column!r} of chunk {dataid!r}. Return "
         f"rows of this chunk only{more}",
+        code="NOT_VALIDATED",
+    )
+
+
+def no_split_column(table: Table) -> Refused:
+    """What refuses rows that don't tell which chunk of a split table they are of."""
+    return Refused(
+        f"The rows for {table.location} have no column {table.column!r}, by which the table is "
+        "split. Return that column too.",
         code="NOT_VALIDATED",
     )
 

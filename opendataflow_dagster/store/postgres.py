@@ -14,6 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 from ..config.settings import check_postgres_url, redact
 from ..errors import NoDatabase
 from ..model import Claim, Fact, Failure, execution_of, natural_key
+from ..util.text import first_line
 from .database import SQL_FOLDER, Database, created_names, no_tables
 from .store import ClaimRequest, InputChanges, OutputCounts, Store
 
@@ -143,11 +144,11 @@ class PostgresDatabase(Database):
         except psycopg.Error as error:
             if _FULL.search(str(error)):
                 raise NoDatabase(
-                    f"No connection to {redact(self.url)} is free: {_first_line(error)}. Start "
+                    f"No connection to {redact(self.url)} is free: {first_line(error)}. Start "
                     "fewer workers, or raise max_connections or the role's limit."
                 ) from error
             raise NoDatabase(
-                f"Cannot connect to {redact(self.url)}: {_first_line(error)}. "
+                f"Cannot connect to {redact(self.url)}: {first_line(error)}. "
                 "Check `url`, `user` and `encrypted`, and run `odf doctor`."
             ) from error
         return connection
@@ -200,7 +201,7 @@ class PostgresDatabase(Database):
         self, error: Exception, text: str, connection: psycopg.Connection
     ) -> NoDatabase:
         """What says which GRANT a statement needs, by what it does with the object of the error."""
-        line = _first_line(error)
+        line = first_line(error)
         denied = _DENIED.search(line)
         if denied is None:
             advice = "Let their owner "
@@ -251,7 +252,7 @@ class PostgresDatabase(Database):
             if "statement pooling" not in str(error):
                 raise
             raise NoDatabase(
-                f"The pooler in front of {self.where} refuses transactions: {_first_line(error)}. "
+                f"The pooler in front of {self.where} refuses transactions: {first_line(error)}. "
                 "Set pool_mode = transaction for it, and run `odf doctor`."
             ) from None
 
@@ -298,7 +299,7 @@ class PostgresDatabase(Database):
         except psycopg.errors.InsufficientPrivilege as error:
             raise NoDatabase(
                 f"Only the owner of the tables in {self.where} may change them: "
-                f"{_first_line(error)}. Run `odf init` as the owner, or let the owner run what "
+                f"{first_line(error)}. Run `odf init` as the owner, or let the owner run what "
                 f"`odf init --plan` prints; {ROLES} makes a role for it."
             ) from error
 
@@ -463,7 +464,3 @@ def _literal(text: str) -> str:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
