@@ -114,6 +114,8 @@ def located(
         text = f"{folder.datasetid!r} is READY, but the files of chunk {dataid!r} are gone"
         raise refusal("INVALID_LOCATION", f"{text} from {found}", again)
     there = note.get("generation")
+    # Whoever published it was killed before it settled the claim: the tables tell of the chunk
+    # before, which isn't there any more.
     if generation and there and there > generation and not is_foreign(note, store):
         text = f"{found} is of generation {there}, but the tables say {generation}"
         raise refusal("DATA_NOT_READY", f"{text}: it was published but not settled", again)
@@ -163,6 +165,8 @@ def read_chunk(
 ) -> tuple[T, Reading]:
     """Read a chunk by `read`, and what it was then: it was READY before and after, and the same."""
     gone: FileNotFoundError | None = None
+    # Readers lock nothing, since one that dies would hold up the producers. Instead, the rows that
+    # decide are the same before and after, or the chunk is read again.
     for _ in range(TRIES):
         found = ask(store, datasetid, dataid, format)
         found.insist()

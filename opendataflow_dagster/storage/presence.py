@@ -161,6 +161,7 @@ def _in_time(look: Callable[[], T], until: float) -> "T | Look":
         except Exception as error:  # a look fails nothing
             found.append(Look(None, f"{CANT_TELL}: {first_line(error)}"))
 
+    # Nothing can interrupt a call to a network folder that is gone, so the thread is left behind.
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(max(0.0, until - time.monotonic()))
