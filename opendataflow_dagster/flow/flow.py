@@ -58,15 +58,18 @@ class Dataset:
 
     Args:
         datasetid: Its id.
-        hostname: The machine or the folder that it is on; this and the next ones are the columns of
-            the table `dataset`. In a place, `${NAME}` stands for a variable of the environment, and
-            `$${` for `${`.
-        password: The variable of the environment that has the password, as `${NAME}`.
-        encryptedpass: The password as `odf encrypt --dataset` printed it, instead.
-        options: How CSV files of others are written, as a mapping.
-        expect: What is asked of each chunk before it is READY: `exists`, and `rows` with `min` and
-            `max`. This and the next three aren't written to the tables.
+        hostname: The machine or the folder that it is on. This and the next ones are columns of the
+            table `dataset`. In a place, `${NAME}` stands for an environment variable, and `$${` for
+            `${`.
+        password: The environment variable with the password, as `${NAME}`.
+        encryptedpass: Instead, the password as `odf encrypt --dataset` printed it.
+        options: How CSV files written by others are formatted, as a mapping.
+        expect: What must hold before a chunk is READY: `exists`, and `rows` with `min` and `max`.
+            This and the next three aren't written to the tables.
         description: What it is, for people.
+
+    Raises:
+        FlowError: The password is written out, or another value isn't valid.
 
     Example:
         Dataset("sales", hostname="/data/sales", format="csv")
@@ -141,21 +144,24 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Job:
-    """What reads and writes datasets.
+    """A job: what it reads and writes, and what runs it.
 
     Args:
         jobid: Its id.
         inputs: The datasets that it reads; `today` stands for the current date.
         outputs: The datasets that it writes.
-        run: The script that makes a chunk, and its arguments; or one of the next three.
-        python: The Python function that makes a chunk, as `FILE.py:FUNCTION`.
-        spark: The function of DataFrames that makes chunks, as `FILE.py:FUNCTION`.
+        run: The script that produces a chunk, and its arguments; or one of the next three.
+        python: The Python function that produces a chunk, as `FILE.py:FUNCTION`.
+        spark: The function of DataFrames that produces chunks, as `FILE.py:FUNCTION`.
         pipeline: The folder of the project whose pipeline has the job's name.
-        engine: What runs that pipeline, `spark` or `local`; else what its project.yml says.
-        policy: The dials that the flow sets; the others are turned by `odf policy`.
-        environment: Variables that its script gets.
+        engine: What runs that pipeline, `spark` or `local`; by default, what its project.yml says.
+        policy: The dials that the flow sets; `odf policy` sets the others.
+        environment: Variables for its script.
         runs_in: Who starts it: `work`, `dagster` or `cron`.
         description: What it is, for people. This and the next two aren't written to the tables.
+
+    Raises:
+        FlowError: The job has no output, or another value isn't valid.
 
     Example:
         Job("check", inputs=["sales"], outputs=["checked"], run="./check.sh")
@@ -248,11 +254,14 @@ class Flow:
     """The datasets and jobs of a project, under one name.
 
     Args:
-        name: What it registers carries this name, so that two flows may share a database.
+        name: Its registrations carry this name, so that several flows may share a database.
         datasets: Its datasets.
-        jobs: Its jobs; what they read and write needn't be among the datasets.
+        jobs: Its jobs; what they read and write needn't be among `datasets`.
         targets: Databases by name: `{"prod": {"properties": "prod.properties"}}`.
         file: The file that it was read from; paths are relative to its folder.
+
+    Raises:
+        FlowError: A declaration isn't valid, or two of them contradict each other.
 
     Example:
         Flow("shop", datasets=[Dataset("sales", hostname="/data/sales")],

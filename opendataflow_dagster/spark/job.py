@@ -125,17 +125,20 @@ def spark_job(
 
     Args:
         fn: The function; omitted when the decorator is called with other arguments.
-        expect: What has to hold before a chunk is published, as {kind of rule: what}.
+        expect: What must hold before a chunk is published, as {kind of rule: what}.
         batch: Number of chunks whose rows the function gets in one frame, with a column `dataid`
             that it has to keep. For functions that work row by row, or that group by `dataid`.
         threads: Number of chunks to compute in parallel, each by itself.
         schema: What to do with a chunk whose columns differ from the last chunk's: `same` refuses
             it, `merge` lets columns be added and widened, `any` accepts it.
 
+    Raises:
+        WrongUse: An option isn't valid, or `batch` and `threads` are both set.
+
     Example:
-        >>> @spark_job(expect={"not_null": ["id"]}, threads=4)
-        ... def revenue(orders: DataFrame) -> DataFrame:
-        ...     return orders.groupBy("id").agg(F.sum("amount").alias("amount"))
+        @spark_job(expect={"not_null": ["id"]}, threads=4)
+        def revenue(orders: DataFrame) -> DataFrame:
+            return orders.groupBy("id").agg(F.sum("amount").alias("amount"))
     """
 
     def decorate(function: Callable[..., Any]) -> SparkJob:
