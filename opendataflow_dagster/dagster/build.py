@@ -178,7 +178,7 @@ class _Source(NamedTuple):
 
 
 def _code(flow: Flow | Path | None, assets: Iterable[Any], *, caller: str) -> _Code | None:
-    """The flow with the jobs that assets declare; without a flow, they are one of their own."""
+    """Return the flow plus the jobs that assets declare; without a flow, these jobs form one."""
     declared = [found.flow for item in assets if (found := getattr(item, DECLARED, None))]
     if flow is None and not declared:
         return None

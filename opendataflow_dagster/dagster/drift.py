@@ -405,7 +405,7 @@ class GridWindow:
         return len(new) + len(gone)
 
     def _in_use(self, domain: str, keys: set[str]) -> set[str]:
-        """Return keys to be removed that a running run was launched for."""
+        """Return the keys, of those to be removed, that a running run needs."""
         used: set[str] = set()
         for datasetid in self.members[domain]:
             shown = self.mirror.shown(self.translator.asset_key(datasetid), sorted(keys))

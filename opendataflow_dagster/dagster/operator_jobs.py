@@ -296,7 +296,7 @@ def _table(listed: Rows) -> dg.MarkdownMetadataValue:
 
 
 def _lines(shown: Mapping[str, Any]) -> str:
-    """Return the same as text: a line with single values, then the lists."""
+    """Return what the page shows as text: a line with single values, then the lists."""
     brief = {key: value for key, value in shown.items() if not isinstance(value, Rows)}
     is_plan = brief.pop("dry run", False)
     words = ["dry run, nothing is changed"] * is_plan

@@ -63,7 +63,7 @@ class StepRetries:
 
     @property
     def request(self) -> dg.RetryRequested:
-        """Return the retry of the step: as late as the last of its chunks asks for."""
+        """Return the retry of the step, after the longest delay that its chunks request."""
         asked = self.requests.values()
         return dg.RetryRequested(
             max(request.max_retries for request in asked),
@@ -81,7 +81,7 @@ class StepRetries:
                     self.kept[dataid] = kept
 
     def give_way(self, pulse: Pulse) -> bool:
-        """Give back the kept claims, if any: they take up what the job's dial allows."""
+        """Give back the kept claims, if any, so that other chunks fit within the job's dial."""
         kept = list(self.kept.values())
         self.kept.clear()
         for claim in kept:

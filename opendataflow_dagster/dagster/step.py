@@ -389,7 +389,7 @@ class _Run(Claimer):
         return keys
 
     def produce_requested(self, keys: Sequence[str]) -> Iterator[Event]:
-        """Produce the chunks of these partitions in order, those that a dial holds back last."""
+        """Produce the chunks of these partitions in order, except that held back ones come last."""
         reported = self._reported(keys)
         remaining = [key for key in keys if key not in reported]
         self.produced += len(reported)

@@ -199,7 +199,7 @@ def write_beside(
 
 
 class _Digested:
-    """Pieces of a file; those that were read are counted in `digest` and `bytes`."""
+    """Yields the pieces of a file, and updates `digest` and `bytes` as they are read."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces, self.digest, self.bytes = pieces, sha256(), 0

@@ -44,8 +44,7 @@ class WorkerDied(TransformationError):
 def worker_died(which: str) -> WorkerDied:
     """Return the error for a transformation whose process ended."""
     return WorkerDied(
-        f"The process of {which} ended while it ran: it used more memory than "
-        "there is, or ended itself."
+        f"The process of {which} ended while it ran: it ran out of memory, or ended itself."
     )
 
 

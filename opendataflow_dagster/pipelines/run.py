@@ -143,7 +143,8 @@ def refuse_master(settings: Settings) -> None:
         if (address := given.get(key)) and (key == REMOTE or not is_local(address)):
             raise WrongUse(
                 f"{key} is {public(address)}, but the local engine runs transformations on this "
-                f"machine, without Spark. Remove {key}, or `engine: local` or --engine local."
+                f"machine, without Spark. Remove {key}, or use Spark's engine: see `engine` in "
+                "project.yml."
             )
 
 

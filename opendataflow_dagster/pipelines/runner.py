@@ -489,7 +489,7 @@ class InBuffer:
 
 
 def _in_order(spark: "SparkSession", place: Path) -> Any:
-    """Return what was written, in the order of its parts: Spark would begin with the largest."""
+    """Read what was written, in the order of its parts: Spark would read the largest first."""
     parts = sorted(place.glob("part-*.parquet"))
     if not 1 < len(parts) <= MAX_ORDERED_PARTS:
         return spark.read.parquet(f"file://{place}")

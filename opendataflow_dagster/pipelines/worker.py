@@ -495,7 +495,7 @@ def serve_items(settings: Settings, project: Project, folder: Path, *, say: Say)
 
 
 def _consume_all(consumer: Consumer, bell: Bell, say: Say) -> int:
-    """Settle what the previous worker left, get ready, and work until the bell is over."""
+    """Settle what the previous worker left, get ready, and work until the server ends."""
     store, current = consumer.store, consumer.current
     settle_lost(store, consumer.runid, "the worker ended", say=say)
     current.refresh()

@@ -80,7 +80,7 @@ def read_chunk_frame(
 
 
 def not_in_spark(target: ChunkPlace) -> Refused:
-    """Return the refusal of a kind of place that only Python reads and writes."""
+    """Return the error for a place that Spark can't read or write."""
     return Refused(
         f"{target.datasetid!r} is in a place that Spark neither reads nor writes. Use a pandas "
         "DataFrame instead.",
@@ -382,7 +382,7 @@ def staged_rows(
     df: "DataFrame",
     extra: Sequence[str],
 ) -> "StagedSqliteTable | StagedDatabaseTable":
-    """Load a frame beside a table, or keep it, until it is shown."""
+    """Stage a frame until it is published: in a table beside its own, or for SQLite in memory."""
     bounds = bounds_of(store, table.datasetid, chunk.dataid)
     password: Password = lambda: chunk.password(table.datasetid)  # noqa: E731
     if table.dialect == SQLITE:

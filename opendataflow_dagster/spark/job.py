@@ -285,7 +285,7 @@ def _function(obj: Any, named: str) -> Any:
     what = "a class" if inspect.isclass(obj) else f"of type {kind.__name__}"
     raise WrongUse(
         f"--spark {named!r} is {what}, not a function. Name a function of DataFrames, or one "
-        "below @dataflow_assets."
+        "decorated with @dataflow_assets."
     )
 
 
