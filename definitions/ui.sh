@@ -27,7 +27,7 @@ fi
 mkdir -p "$DAGSTER_HOME"
 cp "$files/spark/dagster/dagster.yaml" "$DAGSTER_HOME"
 
-# November begins: four days arrive, two have been looked at, one of which is broken.
+# November begins: four days arrive; two have been processed, and one of them is broken.
 if [ ! -e "$ODF_DEMO/sales/2026-11-01.csv" ]; then (
     cd "$ODF_DEMO"
     if [ ! -e definitions.py ]; then  # `odf demo --scripts`

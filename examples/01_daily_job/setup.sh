@@ -1,5 +1,5 @@
 #!/bin/sh
-# Registers the job, and says that three days have arrived.
+# Registers the job, and marks three days as arrived.
 set -eu
 mkdir -p in out
 for day in 2026-11-01 2026-11-02 2026-11-03; do

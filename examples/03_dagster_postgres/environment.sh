@@ -1,4 +1,4 @@
-# Read by each process of Dagster before it starts: `. ./environment.sh`. What is set already stays.
+# Source this before each process of Dagster: `. ./environment.sh`. It keeps variables already set.
 export DAGSTER_HOME="${DAGSTER_HOME:-$PWD}"
 export DAGSTER_POSTGRES_HOST="${DAGSTER_POSTGRES_HOST:-127.0.0.1}"
 export DAGSTER_POSTGRES_PORT="${DAGSTER_POSTGRES_PORT:-5432}"

@@ -3,5 +3,5 @@
 set -e
 mkdir -p "$sums_hostname"
 awk -F, '{ sum += $2 } END { print sum }' "$sales_hostname/$dataid.csv" > "$sums_hostname/$dataid.new"
-# Another worker may have the chunk by now, if this one was cut off from the tables: then leave its result alone.
+# If this worker was cut off from the tables, another may have claimed the chunk by now: leave its result alone.
 [ -e "$DATAFLOW_FENCE" ] && mv "$sums_hostname/$dataid.new" "$sums_hostname/$dataid"

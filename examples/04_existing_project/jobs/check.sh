@@ -1,5 +1,5 @@
 #!/bin/sh
-# Copies a day of sales, unless there is something in it that isn't a whole number of cents.
+# Copies a day of sales, unless a value isn't a whole number of cents.
 set -eu
 file=$dataid.csv
 if grep -vE '^[a-z]+,[0-9]+$' "$sales_hostname/$file" >&2; then exit 1; fi
