@@ -21,8 +21,17 @@ from ..util.times import parse_time
 from .flow import Dataset, Flow, Job
 
 
-def catalog_of(flow: Flow, command: str = "odf apply") -> Catalog:
-    """The catalog of what a flow declares; `command` registers it."""
+def catalog_of(
+    flow: Flow, command: str = "odf apply", environ: Mapping[str, str] = os.environ
+) -> Catalog:
+    """Return the catalog of what a flow declares.
+
+    Args:
+        flow: The datasets and jobs.
+        command: What registers them.
+        environ: Where `${NAME}` is looked up. A place with a variable that isn't set stays as it is
+            written: where definitions are only checked, nobody has it.
+    """
     items = [
         (job.jobid, kind, datasetid, value)
         for job in flow.jobs
@@ -30,19 +39,19 @@ def catalog_of(flow: Flow, command: str = "odf apply") -> Catalog:
     ]
     makers = {datasetid: job for job in reversed(flow.jobs) for datasetid in job.outputs}
     datasets = {
-        dataset.datasetid: _described(dataset, makers.get(dataset.datasetid))
+        dataset.datasetid: _described(dataset, makers.get(dataset.datasetid), environ)
         for dataset in flow.datasets
     }
     for datasetid in makers.keys() - datasets.keys():
-        datasets[datasetid] = _described(Dataset(datasetid), makers[datasetid])
+        datasets[datasetid] = _described(Dataset(datasetid), makers[datasetid], environ)
     policies = {job.jobid: dials for job in flow.jobs if (dials := _dials(job))}
     runs_in = {job.jobid: job.runs_in for job in flow.jobs if job.runs_in}
     return Catalog.of(datasets, items, policies)._replace(registered_by=command, runs_in=runs_in)
 
 
-def _described(dataset: Dataset, maker: Job | None) -> CatalogDataset:
+def _described(dataset: Dataset, maker: Job | None, environ: Mapping[str, str]) -> CatalogDataset:
     """A dataset of the catalog; what isn't said of it is what is said of the job that writes it."""
-    columns = {"datasetid": dataset.datasetid, **_columns(dataset)}
+    columns = {"datasetid": dataset.datasetid, **_columns(dataset, environ)}
     columns.pop(SECRET)
     owners: Sequence[str] = dataset.owners or (maker.owners if maker else ())
     tags = {**(maker.tags if maker else {}), **dataset.tags}
@@ -50,10 +59,10 @@ def _described(dataset: Dataset, maker: Job | None) -> CatalogDataset:
     return CatalogDataset(dataset.datasetid, columns, description, owners, tags)
 
 
-def _columns(dataset: Dataset) -> dict[str, str | None]:
+def _columns(dataset: Dataset, environ: Mapping[str, str]) -> dict[str, str | None]:
     try:
-        return dataset.columns(os.environ)
-    except FlowError:  # a variable isn't set: nobody has it where definitions are only checked
+        return dataset.columns(environ)
+    except FlowError:
         return dataset.raw_columns()
 
 
