@@ -201,7 +201,7 @@ def _missing() -> str:
     for package in ("pyspark", "pyarrow", "dagster", "dagster_graphql"):
         if find_spec(package) is None:
             return f"{package} isn't installed"
-    return "" if find_java() else "There is no Java that Spark runs on"
+    return "" if find_java() else "There is no Java for Spark"
 
 
 def _fresh(folder: Path, files: str) -> Path:
@@ -284,12 +284,12 @@ def take_scripts_tour(tour: Tour, folder: str) -> None:
     tour.receive(DAYS[10:])
     tour.odf("status", "--grid")
 
-    tour.say("Catching up is the same two commands, run again. Four workers make it quick.")
+    tour.say("To catch up, run the same two commands again. Four workers make it fast.")
     tour.odf("run", "--all", "--workers", "4", "./check.sh", quiet=True)
     tour.odf("run", "--all", "--workers", "4", "./report.sh", quiet=True)
     tour.odf("status", "--grid")
 
-    tour.say("The broken file is mended. RESUBMIT it, and run the same commands.")
+    tour.say("The broken file is repaired. Resubmit its chunk, and run the same commands.")
     _resubmit_broken(tour, *SCRIPTS)
     _show_history(tour, folder)
 
@@ -313,7 +313,9 @@ def take_spark_tour(tour: Tour, folder: str) -> None:
     tour.receive(DAYS[10:])
     tour.odf("status", "--grid")
 
-    tour.say("Dagster catches up: the same jobs, as a backfill. First it learns what there is.")
+    tour.say(
+        "Dagster catches up: the same jobs, as a backfill. First it learns which chunks exist."
+    )
     tour.typed("export", "DAGSTER_HOME=$PWD/dagster")
     tour.odf("drift", "--repair")
     backfill = launch_backfill(tour)
@@ -321,11 +323,11 @@ def take_spark_tour(tour: Tour, folder: str) -> None:
         click.echo(wait_for_run(daemon, home, backfill))
         tour.odf("status", "--grid")
 
-        tour.say("The broken file is mended. RESUBMIT it, and `odf` makes what is left.")
+        tour.say("The broken file is repaired. Resubmit its chunk, and `odf` runs what is left.")
         _resubmit_broken(tour, *FUNCTIONS)
         wait_for_backfill(daemon, home, backfill)
 
-    tour.say("Dagster's sensor shows what `odf` made, within seconds. Or at once:")
+    tour.say("Dagster's sensor shows what `odf` produced within seconds. Or at once:")
     tour.odf("drift", "--repair")
     _show_history(tour, folder)
 

@@ -309,7 +309,7 @@ def run_guarded(work: Callable[[], int]) -> int:
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in ("psycopg", "sqlite3"):
             raise
-        complain(f"The database says: {first_line(error)}. `odf doctor` tells more.")
+        complain(f"The database says: {first_line(error)}. For details, run `odf doctor`.")
         return 1
 
 

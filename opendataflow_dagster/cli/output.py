@@ -72,7 +72,7 @@ def store_of(ctx: click.Context, *, making: bool = False) -> Store:
         if root := nearest_project():
             raise NoDatabase(
                 f"Nothing has run yet in {str(root)!r}, so it has no tables. The first "
-                "`odf pipeline run` makes them, or `odf init`. See `odf pipeline list`."
+                "`odf pipeline run`, or `odf init`, creates them. See `odf pipeline list`."
             )
     store = open_from(settings)
     ctx.call_on_close(store.close)

@@ -149,7 +149,7 @@ def run_(
     project = read_project(find_project(folder)).on(engine)
     if slug is None and not all_chunks:
         known = ", ".join(pipeline.slug for pipeline in project.pipelines)
-        raise click.UsageError(f"Name a pipeline, or --all for all of them. There is: {known}")
+        raise click.UsageError(f"Name a pipeline, or --all for all of them. Its pipelines: {known}")
     if slug is not None:
         project.pipeline(slug)
     settings = project_settings(project.root, ctx.find_root().obj)
@@ -263,13 +263,13 @@ def _print_place(store: "Store", project: "Project", slug: str, failed: int) -> 
     if not last:  # on HOLD, for a reason that says what to run
         return
     if len(last) == failed and cleaned_away(store, slug, last).issuperset(last):
-        say("Post it again: what was cleaned away can't be made from here.")
+        say("Post it again: its payload was cleaned away.")
         return
     if failed == 1 and last:
         again = f"odf resubmit {named} {typed(last[0])} && odf pipeline run {named}"
     else:
         again = f"odf resubmit {named} --failed && odf pipeline run {named} --all"
-    say(f"Once it is mended: {there}{again}")
+    say(f"Once it is repaired: {there}{again}")
 
 
 # `odf serve` and `odf token`: items over HTTP, the worker that consumes them, who may send.
@@ -376,7 +376,7 @@ def _serve(
     server = make_server(app, limits)
     say(f"{printable(project.name)} takes items at {address}/docs")
     if host not in LOOPBACK:
-        say("Whoever reaches this address can send items with a token; it speaks plain HTTP")
+        say("Anyone who reaches this address can send items with a token, over plain HTTP")
     # uvicorn sends itself the signal again once it has ended: to a supervisor, TERM ends it well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
@@ -451,7 +451,7 @@ def token(ctx: click.Context, slug: str, drop: bool, folder: str | None) -> None
         if not items.drop_token(store, slug):
             raise Refused(
                 f"Pipeline {slug!r} has no token: it takes no items. "
-                f"To let it, run `odf token {typed(slug)}`.",
+                f"To create one, run: odf token {typed(slug)}",
                 code="NO_TOKEN",
             )
         click.echo(f"Pipeline {slug!r} takes no items any more.", err=True)

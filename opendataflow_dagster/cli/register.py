@@ -521,12 +521,12 @@ def rotate(ctx: click.Context, stray: tuple[str, ...]) -> None:
     done = rotate_passkey.rotate(load_settings(ctx.find_root().obj), old, new)
     file = " and `encrypted` of the properties file" if done.file else ""
     click.echo(
-        f"{done.rows} rows of dataset{file} are encrypted anew; {done.kept} values were already.",
+        f"{done.rows} rows of dataset{file} encrypted again; {done.kept} values unchanged.",
         err=True,
     )
     if os.environ.get("DATAFLOW_ENCRYPTED"):
         click.echo(
-            "DATAFLOW_ENCRYPTED is yours to change: make its new value with `odf encrypt`.",
+            "Change DATAFLOW_ENCRYPTED yourself: create its new value with `odf encrypt`.",
             err=True,
         )
     click.echo(

@@ -255,7 +255,7 @@ def _folder(settings: Settings) -> Check:
             f"chmod go= {typed(*shown)}",
         )
     return Check(
-        "folder", "ok", f"{folder} is writable" if there == folder else f"{folder} can be made"
+        "folder", "ok", f"{folder} is writable" if there == folder else f"{folder} can be created"
     )
 
 
@@ -384,7 +384,7 @@ def new(project: str, kind: str | None) -> None:
 def _tell_added(folder: Path, added: AddedFiles, next_command: str) -> None:
     for path in added.written:
         click.echo(f"+ {printable(str(path.relative_to(folder)))}")
-    left = f"; {count_of(len(added.there), 'file')} left as they were" if added.there else ""
+    left = f"; {count_of(len(added.there), 'file')} left unchanged" if added.there else ""
     if added.written:
         files = count_of(len(added.written), "file")
         click.echo(f"{files} added{left}. Next: {next_command}", err=True)
@@ -476,7 +476,7 @@ def _refuse_taken(folder: Path, files: Mapping[Path, str]) -> None:
             if there.is_file() and there.read_text(errors="replace") == text:
                 continue
             raise WrongUse(
-                f"{printable(str(path))} is there already, and the flow.yml to be added would name "
+                f"{printable(str(path))} already exists, and the new flow.yml would name "
                 "it. Nothing was written. Write a flow.yml yourself, or begin with: odf export > "
                 "flow.yml; then run this again."
             )

@@ -67,7 +67,7 @@ SENTENCES = {
     "back": "The database is back after {seconds:g} s",
     "draining": "{why}: claiming nothing more, {running} at work; a second signal stops them",
     "stopping": "{why}: stopping {running} at work",
-    "left": "{workers} workers don't end: their claims are left to their leases",
+    "left": "{workers} workers don't end: their claims wait for their leases to expire",
     "recovered": "{job} {dataid} is {status}: {why}",
     "reloaded": "The flow has changed, and is read again",
     "finished": "done {done}, failed {failed}",
@@ -371,7 +371,7 @@ class FlowJobs:
         try:
             jobs = self.jobs_of(Flow.load(FILE))
         except (DataflowError, OSError) as error:
-            self.report.event("message", text=f"The flow is left as it was: {first_line(error)}")
+            self.report.event("message", text=f"The flow stays as it was: {first_line(error)}")
             return None
         self.report.event("reloaded", jobs=[job.jobid for job in jobs])
         return jobs

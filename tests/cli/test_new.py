@@ -134,7 +134,7 @@ def test_in_an_existing_folder_only_missing_files_are_added() -> None:
 
     assert done.exit_code == 0, done.output
     assert "Add to .gitignore: .dataflow/" in done.stderr
-    assert "8 files added; 4 files left as they were." in done.stderr
+    assert "8 files added; 4 files left unchanged." in done.stderr
     assert "+ jobs/check.sh" in done.stdout.splitlines()
     assert {name: Path(name).read_text() for name in mine} == mine
     assert Path("pyproject.toml").is_symlink()

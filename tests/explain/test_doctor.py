@@ -261,7 +261,9 @@ def test_the_passkey_is_checked_against_the_properties(store: Store, url: str) -
 def test_a_read_only_folder_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert doctor(f"sqlite:///{tmp_path}/file/x.db")[1]["folder"]["result"] == "fail"
-    assert doctor(f"sqlite:///{tmp_path}/a/b/x.db")[1]["folder"]["detail"].endswith("can be made")
+    assert doctor(f"sqlite:///{tmp_path}/a/b/x.db")[1]["folder"]["detail"].endswith(
+        "can be created"
+    )
 
 
 @pytest.mark.parametrize("mask", [0o002, 0o022, 0o077])

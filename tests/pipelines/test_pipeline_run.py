@@ -362,7 +362,7 @@ def test_the_option_all_runs_all_pipelines(joined: Shop, monkeypatch: pytest.Mon
     monkeypatch.chdir(joined.root)
     ran = CliRunner().invoke(app, ["pipeline", "run"])
     assert ran.exit_code == 2
-    assert "Name a pipeline, or --all for all of them. There is: report, copies" in ran.output
+    assert "Name a pipeline, or --all for all of them. Its pipelines: report, copies" in ran.output
 
 
 def test_the_exit_code_of_several_runs_is_the_worst_one() -> None:
@@ -1048,7 +1048,7 @@ def test_failures_are_reported_on_the_terminal_and_in_history(typed: Shop) -> No
     [dataid] = typed.outs("daily")
     assert done.stderr.splitlines()[-2:] == [
         f"What failed: cd {typed.root} && odf history --pipeline daily",
-        f"Once it is mended: cd {typed.root} && odf resubmit daily {dataid} && "
+        f"Once it is repaired: cd {typed.root} && odf resubmit daily {dataid} && "
         "odf pipeline run daily",
     ]
     told = odf("history", "--pipeline", "daily", cwd=typed.root)
