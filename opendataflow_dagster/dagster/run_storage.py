@@ -169,11 +169,11 @@ def _row(shown: ShownRun) -> dict[str, Any]:
 
 def _log(shown: ShownRun) -> list[dg.EventLogEntry]:
     """Return what a run's page shows, in the order of time."""
-    lines = [_line(shown.run, *line) for line in shown.lines]
-    if internals.flaws(internals.PAGES):
-        return lines
-    first, *others = _steps(shown.run, shown.began, shown.ended, shown.error)
-    return [first, *sorted([*lines, *others], key=lambda entry: entry.timestamp)]
+    entries = [_line(shown.run, *line) for line in shown.lines]
+    if not internals.flaws(internals.PAGES):
+        start, *others = _steps(shown.run, shown.began, shown.ended, shown.error)
+        entries = [start, *entries, *others]
+    return sorted(entries, key=lambda entry: entry.timestamp)
 
 
 def _line(run: dg.DagsterRun, at: float, level: int, text: str) -> dg.EventLogEntry:
