@@ -646,7 +646,7 @@ def test_folding_leaves_the_file_unchanged(shop: Shop) -> None:
     shop.send("c", "d")
     shop.consume()
     assert shop.names() == ["a", "b", "c", "d"]
-    with pytest.raises(Refused, match="holds what 4 items have appended"):
+    with pytest.raises(Refused, match="has rows that 4 items have appended"):
         shop.feeder(1).destination().refuse_loss()
     check(shop.store)
 

@@ -772,7 +772,7 @@ def test_each_row_of_a_stream_is_a_chunk_and_the_last_frame_holds_all(shop: Shop
     assert found[bad, 1] == "FAILED"
     facts = sql(shop.store, "select rows from chunkfact order by generation")
     assert facts == [(2,), (3,)]
-    assert any(f"Item {bad} has failed: join: ValueError" in line for line in shop.said)
+    assert any(f"Item {bad} failed: join: ValueError" in line for line in shop.said)
 
 
 def test_a_failed_item_is_run_again_as_an_item(shop: Shop) -> None:
@@ -829,7 +829,7 @@ def test_a_run_that_would_lose_items_is_refused_and_nothing_is_lost(
     assert before.endswith("Grace,2\n")
 
     for more in ({}, {"all_chunks": True}, {"stream": "items.csv"}):
-        with pytest.raises(Refused, match="holds what 1 item has appended, and this run would"):
+        with pytest.raises(Refused, match="has rows that 1 item has appended, and this run would"):
             own.run("signups", **more)  # type: ignore[arg-type]
         assert own.outs("signups") == chunks
         assert own.output("signups") == before
@@ -839,7 +839,7 @@ def test_a_run_that_would_lose_items_is_refused_and_nothing_is_lost(
     assert own.run("signups") == Outcome(1, failed=1)  # before its transformations run
     assert [each["step"] for each in steps(own.store, "signups", first)] == [1, 1, 2]
     [(why,)] = sql(own.store, "select why from dataevent where status_after = 'FAILED'")
-    assert "holds what 1 item has appended" in why
+    assert "has rows that 1 item has appended" in why
     assert own.output("signups") == before
 
     monkeypatch.setenv("DATAFLOW_URL", sqlite_url)

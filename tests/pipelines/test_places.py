@@ -570,7 +570,7 @@ def test_committed_bytes_stay_even_if_the_journal_missed_it(store: Store, tmp_pa
         lambda: CsvAppender(str(path), store).append([(claim(2), row(2))], nothing),
         Doom(COMMIT + 1),
     )
-    with pytest.raises(Refused, match="holds what 2 items have appended"):
+    with pytest.raises(Refused, match="has rows that 2 items have appended"):
         csv_journal.refuse_loss(str(path), "Do this.")
     again = [(claim(2, 9), row(2)), (claim(3, 9), row(3))]
     good(CsvAppender(str(path), store, said.append).append(again, nothing))
@@ -633,7 +633,7 @@ def test_a_journal_of_an_earlier_version_is_migrated(store: Store, tmp_path: Pat
             )
         )
     )
-    with pytest.raises(Refused, match="holds what 3 items have appended"):
+    with pytest.raises(Refused, match="has rows that 3 items have appended"):
         csv_journal.refuse_loss(str(path), "Do this.")
 
     good(CsvAppender(str(path), store).append([(claim(1, 2), row(1, "again"))], nothing))
@@ -649,7 +649,7 @@ def test_a_journal_of_an_earlier_version_is_migrated(store: Store, tmp_path: Pat
     assert "parts" not in Path(path_of(str(path))).read_text().splitlines()[0]
     good(CsvAppender(str(path), store).append([(claim(3, 2), row(3))], nothing))
     assert list(pd.read_csv(path).n) == [0, 1, 2, 3]
-    with pytest.raises(Refused, match="holds what 4 items have appended"):
+    with pytest.raises(Refused, match="has rows that 4 items have appended"):
         csv_journal.refuse_loss(str(path), "Do this.")
 
 
@@ -661,7 +661,7 @@ def test_a_journal_does_not_grow(
     for n in range(20):
         good(CsvAppender(str(path), lite).append([(claim(n), row(n))], nothing))
         assert os.path.getsize(path_of(str(path))) < 1600
-    with pytest.raises(Refused, match="holds what 20 items have appended"):
+    with pytest.raises(Refused, match="has rows that 20 items have appended"):
         csv_journal.refuse_loss(str(path), "Do this.")
     good(CsvAppender(str(path), lite).append([(claim(3, 2), row(3, "again"))], nothing))
     assert list(pd.read_csv(path).n) == list(range(20))
@@ -1076,7 +1076,7 @@ def test_a_run_does_not_replace_what_items_have_appended(
         to(store, project).refuse_loss,
         lambda: to(store, project).publish(row(9), chunk_of(store, "1"), nothing),
     ):
-        with pytest.raises(Refused, match="holds what 1 item has appended") as error:
+        with pytest.raises(Refused, match="has rows that 1 item has appended") as error:
             refused()
     where = "" if registered_at else f" --hostname {path}"
     assert f"run: odf dataset add sums{where} --writemode append. " in str(error.value)
