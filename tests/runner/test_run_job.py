@@ -119,7 +119,7 @@ def test_with_nothing_to_do_it_says_whether_all_is_done_or_what_blocks(
     assert run(loadbob, all_chunks=True) == Outcome(0, done=3)
     assert why() == "all done (4 chunks)"
     monkeypatch.setattr("opendataflow_dagster.explain.explain.MAX_IDLE_JUDGED_ROWS", 2)
-    assert why() == "the 4 chunks that changed last are done; `odf status loadbob` has all"
+    assert why() == "the 4 chunks that changed last are done; all of them: `odf status loadbob`"
 
     sql(loadbob, "update datastatus set status = 'FAILED' where jobid = 'loadbob' and dataid = '1'")
     sql(loadbob, "update datastatus set status = 'HOLD' where jobid = 'loadbob' and dataid = '2'")

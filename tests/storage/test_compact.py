@@ -238,7 +238,7 @@ def test_claimed_chunks_are_left_alone(line: Store) -> None:
 
     done = {row.dataid: row for row in compact(line, "out", ["1", "2", "10"])}
 
-    assert done["1"].left == done["2"].left == "it isn't READY, or somebody has it"
+    assert done["1"].left == done["2"].left == "it isn't READY, or it is claimed"
     assert done["10"].left == ""
     assert [len(data_of(f"out/dataid={each}")) for each in ("1", "2", "10")] == [2, 2, 1]
     line.finish(reading)
@@ -259,7 +259,7 @@ def test_a_chunk_claimed_while_it_is_rewritten_stays_unchanged(
     monkeypatch.setattr(Parquet, "merge", slow)
     [row] = compact(line, "out")
 
-    assert row.left == "somebody has taken it, or made it anew, meanwhile"
+    assert row.left == "it was claimed or replaced meanwhile"
     assert len(data_of("out/dataid=1")) == 2
     assert os.listdir("out") == ["dataid=1"]
     other.close()

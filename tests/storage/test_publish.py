@@ -166,7 +166,7 @@ def test_a_chunk_of_another_store_is_replaced_and_not_compacted(
     [data] = Path("shared", "dataid=1").glob("*.csv")
     (data.parent / f"again-{data.name}").write_bytes(data.read_bytes())
     [found] = compact(second, "shared")
-    assert found.left == "another store has published it"
+    assert found.left == "another store published it"
 
 
 def test_a_note_without_a_store_is_taken_for_our_own(stores: tuple[Store, Store]) -> None:
@@ -255,7 +255,7 @@ def test_a_chunk_is_replaced_and_nothing_is_left_over(
 def test_an_older_generation_replaces_no_newer_one(tmp_path: Path) -> None:
     path = folders.put(str(tmp_path), "1", 5, filled("new"), confirm=nothing)
 
-    with pytest.raises(Refused, match=r"is of generation 5, and this claim's is 4.*_odf.json"):
+    with pytest.raises(Refused, match=r"has generation 5, and this claim has 4.*_odf.json"):
         folders.put(str(tmp_path), "1", 4, filled("old"), confirm=nothing)
 
     assert texts(path) == ["new", "new"]
@@ -630,7 +630,9 @@ def test_a_zombie_publishes_nothing_before_or_after_its_successor(line: Store) -
 def test_a_folder_of_older_tables_is_refused_with_the_way_out(line: Store, tmp_path: Path) -> None:
     folders.put(str(tmp_path / "out"), "1", 10**9, filled("x"), confirm=nothing)
 
-    with pytest.raises(ChunkFailed, match=r"If the tables were made anew since, remove _odf.json"):
+    with pytest.raises(
+        ChunkFailed, match=r"If the tables were created again since, remove _odf.json"
+    ):
         published(line, claimed(line), FRAME)
 
 

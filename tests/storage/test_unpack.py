@@ -127,7 +127,7 @@ def test_a_claimed_chunk_stays_in_its_pack(line: Store, packed: dict[str, dict])
 
     done = {row.dataid: row.left for row in unpack(line, "out", ["1", "2"])}
 
-    assert done == {"1": "it isn't READY, or somebody has it", "2": ""}
+    assert done == {"1": "it isn't READY, or it is claimed", "2": ""}
     assert is_packed(location_of(line, "1"))
     line.finish(reading)
     assert [row.dataid for row in unpack(line, "out", ["1"])] == ["1"]
