@@ -5,9 +5,14 @@ from importlib import import_module
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from .. import __version__
+from ..config.settings import load_settings
 from ..errors import DataflowError
+from ..store import open_from
+from ..store.operations import dataset_names
+from ..store.store import job_names
 from ..util.text import did_you_mean
 from .fast_run import choose_target, complain
 from .output import in_colour
@@ -38,7 +43,7 @@ GROUPS = {
     },
     "Look": {
         "status": "status:status",
-        "runs": "status:runs",
+        "runs": "history:runs",
         "history": "history:history",
         "why": "status:why",
         "drift": "status:drift",
@@ -50,7 +55,7 @@ GROUPS = {
         "release": "operate:release",
         "recover": "operate:recover",
         "delete-run": "operate:delete_run",
-        "dml": "status:dml",
+        "dml": "operate:dml",
     },
     "Data": {
         "ready": "operate:ready",
@@ -80,6 +85,44 @@ WIDEST = max(map(len, COMMANDS))
 
 KNOW_TARGETS = ("plan", "apply", "run")
 """Commands that choose a target themselves: they have a `--file` or a `--config` of their own."""
+
+
+class Name(click.ParamType):
+    """The name of a job or a dataset; what the tables have of them completes it."""
+
+    name = "text"
+
+    def __init__(self, *, jobs: bool = False, datasets: bool = False) -> None:
+        self.jobs, self.datasets = jobs, datasets
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        options = ctx.find_root().params
+        try:
+            names = self._names(options.get("config"), options.get("target"))
+        except (DataflowError, OSError):  # a TAB prints no error
+            return []
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+    def _names(self, config: str | None, target: str | None) -> list[str]:
+        choose_target(config, target)
+        settings = load_settings(config)
+        is_file = settings.url.startswith("sqlite:///")
+        if is_file and not os.path.isfile(settings.url.removeprefix("sqlite:///")):
+            return []
+        store = open_from(settings)
+        try:
+            found = [
+                *(job_names(store) if self.jobs else []),
+                *(dataset_names(store) if self.datasets else []),
+            ]
+        finally:
+            store.close()
+        return sorted(set(found))
+
+
+JOB, DATASET, ANY = Name(jobs=True), Name(datasets=True), Name(jobs=True, datasets=True)
 
 
 class Commands(click.Group):

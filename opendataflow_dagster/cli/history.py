@@ -1,9 +1,10 @@
-"""`odf history`: every change of a status or registration, and the steps of pipelines."""
+"""`odf history` and `odf runs`: every change of a status or registration, steps of pipelines."""
 
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from itertools import chain
 from typing import Any, NamedTuple, NoReturn
 
 import click
@@ -16,9 +17,9 @@ from ..store.history import (
     events_after,
     in_time,
     registrations,
-    runs,
     unread,
     whole_history,
+    whole_runs,
     words_of,
 )
 from ..store.history import clean as clean_steps
@@ -28,13 +29,14 @@ from ..store.operations import refuse_unknown_job, refuse_unknown_name
 from ..store.store import Store
 from ..util.text import printable
 from ..util.times import parse_time
-from .completion import DATASET, JOB
+from .app import DATASET, JOB
 from .output import (
     as_json,
     count_of,
     in_pager,
     json_text,
     knowing_pipelines,
+    most_of,
     read_word,
     refuse_unknown_pipeline,
     show,
@@ -301,7 +303,7 @@ def history_clean(
 
 def _refuse_typo(store: Store, slug: str) -> None:
     """Refuse a name that no pipeline has, unless some of its runs or items are left."""
-    left = steps_of(store, slug, limit=1) or runs(store, jobid=slug, limit=1)
+    left = steps_of(store, slug, limit=1) or list(whole_runs(store, jobid=slug, limit=1))
     if not left and not any(clean_steps(store, slug, plan=True)):
         refuse_unknown_pipeline(store, slug)
 
@@ -377,3 +379,55 @@ def _step(row: dict[str, Any], as_json: bool, *, whole: bool) -> dict[str, Any]:
         if whole:
             shown |= {"stdout": row["stdout"], "traceback": row["traceback"]}
     return shown
+
+
+@click.command()
+@click.argument("job", required=False, type=JOB)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help=f"Rows to show: {LISTED_ROWS} by default.",
+)
+@click.option(
+    "--status", "words", multiple=True, metavar="STATUS", help="Only outputs of this status."
+)
+@click.option(
+    "--since", metavar="TIME", help="Only outputs that changed since, such as 2026-03-01."
+)
+@click.option("--all", "everything", is_flag=True, help="Show all outputs.")
+@as_json
+@click.pass_context
+@in_pager
+def runs(
+    ctx: click.Context,
+    job: str | None,
+    limit: int | None,
+    words: tuple[str, ...],
+    since: str | None,
+    everything: bool,
+    as_json: bool,
+) -> None:
+    """Show the outputs that changed last, newest first.
+
+    \b
+    Example: odf runs
+    Example: odf runs loadbob --status FAILED --limit 5
+    """
+    store = store_of(ctx)
+    most = most_of(limit, everything, as_json=False, screen=LISTED_ROWS)
+    rows = whole_runs(
+        store,
+        jobid=job,
+        statuses=[read_word(word) for word in words],
+        since=parse_time(store, since) if since else None,
+        limit=most,
+    )
+    first = next(rows, None)
+    if job is not None and first is None:
+        with knowing_pipelines(store, job):
+            refuse_unknown_job(store, job)
+    listed = rows if first is None else chain([first], rows)
+    chosen = words or since
+    empty = "There are no such outputs." if chosen else "Nothing has run yet."
+    show_first(listed, None, as_json=as_json, empty=empty)

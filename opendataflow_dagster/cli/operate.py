@@ -13,11 +13,11 @@ from ..storage import cleanup
 from ..storage.cleanup import BACK, POINTER, Leftover, Remove
 from ..store import operations
 from ..store.moves import person
-from ..store.operations import refuse_unknown_job, unknown_dataset
+from ..store.operations import change_rows, refuse_unknown_job, unknown_dataset
 from ..store.store import Store
 from ..util.text import typed
 from ..util.times import parse_duration, parse_time
-from .completion import DATASET, JOB
+from .app import DATASET, JOB
 from .fast_run import EXIT_IDLE, complain
 from .output import (
     as_json,
@@ -528,3 +528,17 @@ def _bytes(text: str) -> int:
     if not found or not int(found[1]):
         raise WrongUse(f"{text!r} isn't a size. Write it like 64MB, 128MB or 1GB.")
     return int(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ")
+
+
+@click.command()
+@click.argument("statement", metavar="STATEMENT")
+@click.pass_context
+def dml(ctx: click.Context, statement: str) -> None:
+    """Change rows with an SQL statement of your own.
+
+    It runs in one transaction, and the history records your name.
+
+    \b
+    Example: odf dml "update datastatus set status = 'HOLD' where dataid = '2'"
+    """
+    click.echo(f"{change_rows(store_of(ctx), statement, who=person())} rows affected")

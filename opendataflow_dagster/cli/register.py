@@ -16,7 +16,7 @@ from ..model import DATASET_COLUMNS, DIALS
 from ..store import registry
 from ..store.store import refuse_flawed
 from ..util.text import typed
-from .completion import DATASET, JOB
+from .app import DATASET, JOB
 from .output import (
     as_json,
     count_of,

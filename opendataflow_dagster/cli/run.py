@@ -6,7 +6,7 @@ import click
 
 from ..errors import WrongUse
 from ..runner.run import force_job, nothing_to_do
-from .completion import JOB
+from .app import JOB
 from .fast_run import (
     EXIT_IDLE,
     RunLine,

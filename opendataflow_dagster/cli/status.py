@@ -1,4 +1,4 @@
-"""`odf status`, `runs`, `why`, `drift`, `sql` and `dml`: the state of chunks, and its reasons."""
+"""`odf status`, `why`, `drift` and `sql`: the state of chunks, and its reasons."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from importlib import import_module
-from itertools import chain, groupby
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,12 +18,9 @@ from ..explain.explain import ADVICE, Explanation, explain
 from ..model import ABSENT, FAILED, HOLD, PENDING, READY, RESUBMIT, RUNNING, Status
 from ..storage.presence import Drift, drift_of_data, look_at, shown_word
 from ..store.catalog import Catalog, read_catalog
-from ..store.history import LISTED_ROWS, whole_runs
+from ..store.history import LISTED_ROWS
 from ..store.item_folding import folds
-from ..store.moves import person
 from ..store.operations import (
-    change_rows,
-    refuse_unknown_job,
     refuse_unknown_name,
     select_rows,
 )
@@ -33,7 +30,7 @@ from ..store.overview import status as chunk_rows
 from ..store.store import Store
 from ..util.text import printable, typed
 from ..util.times import parse_time, shown
-from .completion import ANY, DATASET, JOB
+from .app import ANY, DATASET, JOB
 from .output import (
     SCREEN_ROWS,
     as_json,
@@ -211,58 +208,6 @@ def _show_counts(store: Store, name: str | None, grid: bool, only_counts: bool) 
         click.echo("\nrunning")
         more = "`odf status --running` shows more"
         show_first(live, LISTED_ROWS, as_json=False, empty="", more=more)
-
-
-@click.command()
-@click.argument("job", required=False, type=JOB)
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help=f"Rows to show: {LISTED_ROWS} by default.",
-)
-@click.option(
-    "--status", "words", multiple=True, metavar="STATUS", help="Only outputs of this status."
-)
-@click.option(
-    "--since", metavar="TIME", help="Only outputs that changed since, such as 2026-03-01."
-)
-@click.option("--all", "everything", is_flag=True, help="Show all outputs.")
-@as_json
-@click.pass_context
-@in_pager
-def runs(
-    ctx: click.Context,
-    job: str | None,
-    limit: int | None,
-    words: tuple[str, ...],
-    since: str | None,
-    everything: bool,
-    as_json: bool,
-) -> None:
-    """Show the outputs that changed last, newest first.
-
-    \b
-    Example: odf runs
-    Example: odf runs loadbob --status FAILED --limit 5
-    """
-    store = store_of(ctx)
-    most = most_of(limit, everything, as_json=False, screen=LISTED_ROWS)
-    rows = whole_runs(
-        store,
-        jobid=job,
-        statuses=[read_word(word) for word in words],
-        since=parse_time(store, since) if since else None,
-        limit=most,
-    )
-    first = next(rows, None)
-    if job is not None and first is None:
-        with knowing_pipelines(store, job):
-            refuse_unknown_job(store, job)
-    listed = rows if first is None else chain([first], rows)
-    chosen = words or since
-    empty = "There are no such outputs." if chosen else "Nothing has run yet."
-    show_first(listed, None, as_json=as_json, empty=empty)
 
 
 def draw(strips: Sequence[Strip], width: int | None = None) -> None:
@@ -644,17 +589,3 @@ def sql(ctx: click.Context, statement: str, as_json: bool) -> None:
     Example: odf sql "select * from datastatus where jobid = 'loadbob'"
     """
     show(select_rows(store_of(ctx), statement), as_json=as_json, empty="No rows.")
-
-
-@click.command()
-@click.argument("statement", metavar="STATEMENT")
-@click.pass_context
-def dml(ctx: click.Context, statement: str) -> None:
-    """Change rows with an SQL statement of your own.
-
-    It runs in one transaction, and the history records your name.
-
-    \b
-    Example: odf dml "update datastatus set status = 'HOLD' where dataid = '2'"
-    """
-    click.echo(f"{change_rows(store_of(ctx), statement, who=person())} rows affected")

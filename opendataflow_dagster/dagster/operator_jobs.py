@@ -32,7 +32,7 @@ _REASON = "The reason, for the history."
 _DRY_RUN = "Only list what would change."
 
 
-class Rows(NamedTuple):
+class ListedRows(NamedTuple):
     """What changed, as a page lists it."""
 
     rows: Sequence[tuple]
@@ -161,7 +161,7 @@ def _job(name: str, description: str, config: type[dg.Config], work: Work) -> dg
             shown = work(dataflow.store, config, _who(context))
         context.add_output_metadata(
             {
-                key: _table(value) if isinstance(value, Rows) else value
+                key: _table(value) if isinstance(value, ListedRows) else value
                 for key, value in shown.items()
             }
         )
@@ -213,9 +213,9 @@ def _move(act: Act, translator: DataflowTranslator) -> Work:
         if moved.same:
             shown["unchanged"] = len(moved.same)
         if rows:
-            shown["would change" if config.dry_run else "changed"] = Rows(rows)
+            shown["would change" if config.dry_run else "changed"] = ListedRows(rows)
         if left:
-            shown["left alone"] = Rows(left)
+            shown["left alone"] = ListedRows(left)
         return shown
 
     return done
@@ -283,10 +283,10 @@ def _recover(store: Store, config: RecoverConfig, who: str) -> Mapping[str, Any]
             (move.jobid, move.dataid, move.status_after or "", why) for move in abandoned.moves
         ]
     heads = ("job", "chunk", "status", "why")
-    return {"dry run": config.dry_run, "chunks": len(rows), "settled": Rows(rows, heads)}
+    return {"dry run": config.dry_run, "chunks": len(rows), "settled": ListedRows(rows, heads)}
 
 
-def _table(listed: Rows) -> dg.MarkdownMetadataValue:
+def _table(listed: ListedRows) -> dg.MarkdownMetadataValue:
     """Format rows as a Markdown table, with as many as a page can show."""
     lines = [f"| {' | '.join(listed.heads)} |", "|---" * len(listed.heads) + "|"]
     for row in listed.rows[:MAX_LISTED_CHUNKS]:
@@ -297,12 +297,12 @@ def _table(listed: Rows) -> dg.MarkdownMetadataValue:
 
 def _lines(shown: Mapping[str, Any]) -> str:
     """Return what the page shows as text: a line with single values, then the lists."""
-    brief = {key: value for key, value in shown.items() if not isinstance(value, Rows)}
+    brief = {key: value for key, value in shown.items() if not isinstance(value, ListedRows)}
     is_plan = brief.pop("dry run", False)
     words = ["dry run, nothing is changed"] * is_plan
     lines = [" · ".join([*words, *(f"{key}: {value}" for key, value in brief.items())])]
     for key, listed in shown.items():
-        if isinstance(listed, Rows) and listed.rows:
+        if isinstance(listed, ListedRows) and listed.rows:
             lines += ["", f"{key} ({', '.join(listed.heads)}):"]
             lines += [
                 "  ".join(filter(None, _cells(row))) for row in listed.rows[:MAX_LOGGED_CHUNKS]
@@ -315,6 +315,6 @@ def _cells(row: tuple) -> list[str]:
     return [printable(str(cell or "")) for cell in row]
 
 
-def _more(listed: Rows, most: int) -> list[str]:
+def _more(listed: ListedRows, most: int) -> list[str]:
     left = len(listed.rows) - most
     return ["", f"and {left:,} more"] if left > 0 else []

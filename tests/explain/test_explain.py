@@ -315,7 +315,7 @@ def test_files_of_a_chunk_that_are_gone_are_noticed(line: Store, tmp_path: Path)
         *again,
     )
     shutil.rmtree(chunk)
-    assert f"there is nothing of chunk '{D}' in {tmp_path}/a" in look(line)[1]
+    assert f"chunk '{D}' has no data in {tmp_path}/a" in look(line)[1]
     assert look(line)[2:] == again
     assert explain(line, "load", D).answers[2].ok is True, "who claims a chunk doesn't look"
     assert explain(line, "load", look=presence.look_at).code == "INVALID_LOCATION"

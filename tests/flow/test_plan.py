@@ -360,7 +360,7 @@ def test_plan_and_apply_by_hash(odf: Odf, store: Store) -> None:
     ]
     assert f"Next: odf apply {planned['hash']}" in odf("plan", code=5).stderr
     stale = odf("apply", "0123456789ab", code=4).stderr
-    assert f"now it is {planned['hash']}" in stale
+    assert f"the plan is now {planned['hash']}" in stale
     put(store, "a", "1")  # chunks don't make a plan stale
     assert "3 added" in odf("apply", planned["hash"]).stderr
     assert pending(store, "j") == ["1"]
