@@ -287,8 +287,8 @@ def test_a_newer_chunk_isnt_replaced_by_the_old_rows(
     ("what", "why"),
     [
         ("other types", "different columns or types"),
-        ("folder", "folders of its own"),
-        ("other file", "isn't called .parquet"),
+        ("folder", "it has subfolders"),
+        ("other file", "doesn't end in .parquet"),
         ("broken", "Parquet magic bytes not found"),
     ],
 )
@@ -341,7 +341,7 @@ def test_files_of_each_format_are_joined(store: Store, tmp_path: Path, format: s
 @pytest.mark.parametrize(
     ("columns", "why"),
     [
-        ({"hostname": "s3a://b/p"}, "let its chunks be made again"),
+        ({"hostname": "s3a://b/p"}, "run its chunks again"),
         ({"hostname": "/x", "format": "orc"}, "only parquet, csv, json can be rewritten"),
         ({"hostname": "h", "database": "d", "tablename": "t", "chunkcolumn": "c"}, "is a table"),
     ],
