@@ -537,7 +537,7 @@ def test_a_dataid_too_long_for_a_directory_is_refused_in_one_line(
     ran = run(asset(_bobout, name="bobout"), "x" * 300)
 
     assert ran.reason.startswith("FAILED: INVALID_LOCATION: Dataid 'xxx")
-    assert "255. Give the chunk a shorter dataid" in ran.reason
+    assert "255. Use a shorter dataid" in ran.reason
 
 
 def test_a_translator_and_metadata_name_the_dataset_and_the_job(

@@ -139,14 +139,15 @@ def unique_n(chunk: Chunk) -> bool:
 @pytest.mark.parametrize(
     ("function", "options", "told"),
     [
-        (lambda first, second: None, {}, None),
+        (lambda first, context: None, {}, None),
+        (lambda first, second: None, {}, "has a parameter 'second' that nothing provides"),
         (spark_job(lambda first, second: None), {}, "reads no such dataset"),
         (spark_job(double, expect={"uniqe": ["n"]}), {}, "did you mean|Choose from"),
         (plain, {"pyspark": True}, "pyspark=True is for functions of DataFrames, which plain of"),
         (
             spark_job(double, expect={"unique": ["n"]}),
             {"checks": [dataflow_check()(unique_n)]},
-            "are called 'unique_n'",
+            "has two checks named 'unique_n'",
         ),
     ],
 )
