@@ -180,9 +180,7 @@ def test_leases_far_in_the_future_are_reported_with_the_command_that_ends_them(
             sql(store, f"update claim set {column} = :until where owner = 'there'", until=until)
         found = doctor(url)[1]["leases"]
         assert (found["result"], found["action"].split("  #")[0]) == ("warn", action)
-        assert (
-            "1 far in the future, as a wrong clock leaves them: load 2 of there" in found["detail"]
-        )
+        assert "1 far in the future, because of a wrong clock: load 2 of there" in found["detail"]
         reason = explain(store, "load", "2").reasons[0]
         assert (reason.code, reason.action) == ("LOCKED", action)
     done = CliRunner().invoke(app, action.split()[1:], env={"DATAFLOW_URL": url})

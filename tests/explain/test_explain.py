@@ -442,9 +442,7 @@ def test_a_job_without_chunks_points_at_what_is_missing_and_not_at_itself(store:
     job(store, "load", "a", "b")
     found = explain(store, "load")
     assert (found.code, found.action) == ("DATA_NOT_READY", "odf ready a DATAID")
-    assert (
-        "No chunk of 'a' is known yet, and no job is registered that makes" in found.reasons[0].text
-    )
+    assert "No chunk of 'a' is known yet, and no registered job produces" in found.reasons[0].text
 
     job(store, "fetch", "raw", "a")
     found = explain(store, "load")
@@ -492,7 +490,7 @@ def test_for_a_job_of_many_chunks_only_the_queue_and_examples_are_read(
         put(line, "a", "READY", dataid=dataid)
     found = explain(line, "load")
     assert (found.may_run, found.next_chunk, found.counts) == (True, "1", {"": 2})
-    assert "`odf why load --all` does." in found.notes[-1]
+    assert "To count them: odf why load --all" in found.notes[-1]
     with pytest.raises(WrongUse, match="Name a chunk"):
         explain(line, "load", at=datetime.now(UTC))
 

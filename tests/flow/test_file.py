@@ -104,7 +104,7 @@ REFUSED = {
     "flow: shop\ndatasets:\n  a:\n  b:\n  a:\n": "flow.yml:5: 'a' is given here and in line 3.",
     "flow: s\nflow: t\n": "flow.yml:2: 'flow' is given here and in line 1.",
     "flow: s\ndatasets: [a]\n": "flow.yml:2: datasets must have names",
-    "flow: s\ndatasets: {a: x}\n": "flow.yml:2: dataset 'a' must have keys, of hostname",
+    "flow: s\ndatasets: {a: x}\n": "flow.yml:2: dataset 'a' must be an object with keys",
     "flow: s\ndatasets:\n  a:\n    hostname: [x]\n": "flow.yml:4: hostname of dataset 'a' must be "
     "one value, not a list.",
     "flow: s\ndatasets: {a: {hostname: }}\n": "flow.yml:2: hostname of dataset 'a' has no value",
@@ -126,7 +126,7 @@ REFUSED = {
     'flow: s\njobs: {j: {out: a, run: "\'x"}}\n': "a quote isn't closed",
     "flow: s\njobs: {j: {out: a, policy: {concurency: 3}}}\n": "Did you mean 'concurrency'?",
     "flow: s\njobs: {j: {out: a, policy: {concurrency: -3}}}\n": "use a whole number, at least 0",
-    "flow: s\ndefaults:\n  policy: {concurrency: x}\n": "flow.yml:3: concurrency='x': it is a",
+    "flow: s\ndefaults:\n  policy: {concurrency: x}\n": "flow.yml:3: concurrency='x' isn't valid",
     "flow: s\njobs: {j: {out: a, policy: {paused_until: +2h}}}\n": "each apply would move it",
     "flow: s\njobs: {j: {out: a, environment: {LD_PRELOAD: x}}}\n": "can't set LD_PRELOAD",
     "flow: s\njobs: {j: {out: a, runs_in: dagstr}}\n": "Did you mean 'dagster'?",
@@ -197,7 +197,7 @@ def test_an_escaped_text_expands_to_itself(text: str) -> None:
 
 
 def test_a_flow_in_python_is_checked_as_one_in_a_file() -> None:
-    with pytest.raises(WrongUse, match="Two jobs are called 'j'"):
+    with pytest.raises(WrongUse, match="Two jobs have the name 'j'"):
         Flow("s", jobs=[Job("j", outputs=["a"]), Job("j", outputs=["b"])])
     with pytest.raises(WrongUse, match="no dial 'concurency' for job 'j'"):
         Job("j", outputs=["a"], policy={"concurency": 3})
@@ -329,7 +329,7 @@ def test_the_documents_name_every_key() -> None:
         ("{exist: true}", "Did you mean 'exists'?"),
         ("{exists: false}", "must be true, or be left out"),
         ("{exists: [true]}", "must be one value"),
-        ("{rows: 3}", "must have keys, of min, max"),
+        ("{rows: 3}", "must be an object with keys of min, max"),
         ("{rows: {}}", "needs a min or a max"),
         ("{rows: {min: -1}}", "must be a number from 0, not '-1'"),
         ("{rows: {min: many}}", "must be a number from 0, not 'many'"),

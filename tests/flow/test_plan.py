@@ -497,7 +497,7 @@ def test_hostile_names_are_printed_safely_and_kept(odf: Odf, store: Store) -> No
 
 
 def test_an_empty_flow_and_a_missing_file(odf: Odf) -> None:
-    assert "There is no flow.yml. Write it" in odf("plan", code=2).stderr
+    assert "There is no flow.yml. Write one" in odf("plan", code=2).stderr
     Path("flow.yml").write_text("flow: shop\n")
     assert odf("plan").stdout == ""
     assert "nothing to do" in odf("apply").stderr

@@ -1185,7 +1185,7 @@ def test_a_new_project_has_a_name_that_can_be_typed(tmp_path: Path) -> None:
     for empty in ("", " "):
         refused = odf("new", empty, cwd=tmp_path)
         assert refused.returncode == 2
-        assert "no name is given. Run: odf new shop" in refused.stderr
+        assert "A project needs a name, which is its folder's. Run: odf new shop" in refused.stderr
     assert list(tmp_path.iterdir()) == []
     assert "Next: cd ./-x && " in odf("new", "--", "-x", cwd=tmp_path).stderr
     assert (tmp_path / "-x" / "project.yml").exists()

@@ -195,7 +195,7 @@ def test_tables_of_version_3_are_refused_in_a_line_until_init(url: str) -> None:
         done = odf(url, *command)
         assert done.exit_code == 1, done.output
         [line] = done.stderr.splitlines()
-        assert f"have version 3, and this program needs {NOW}. Run `odf init`" in line
+        assert f"have version 3, and this program needs version {NOW}. Run `odf init`" in line
     assert odf(url, "doctor").stdout.count("→ odf init") == 1
     assert odf(url, "init").exit_code == 0
     assert odf(url, "status").exit_code == 0
@@ -636,7 +636,7 @@ def test_programs_of_several_versions_share_the_tables(
         put(busy, "a", dataid)
     this, following, later = programs
     assert this.ask("claim") == ["1"]
-    assert f"have version {NOW}, and this program needs {NOW + 1}" in following.ask("claim")
+    assert f"have version {NOW}, and this program needs version {NOW + 1}" in following.ask("claim")
     assert following("status").returncode == 1
 
     assert following("init").returncode == 0
