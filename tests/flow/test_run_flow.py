@@ -213,7 +213,7 @@ def test_expectations_of_the_flow_gate_each_chunk(odf: Odf, store: Store) -> Non
                 "NOT_VALIDATED: exists: nothing in /made is named after chunk '1'; "
                 "rows: 1, where at least 2 are expected"
             ),
-            ("make", "4"): "NOT_VALIDATED: rows: nobody has told how many there are",
+            ("make", "4"): "NOT_VALIDATED: rows: the number of rows is unknown",
             ("copy", "3"): "NOT_VALIDATED: exists: there is no folder /copy",
         }
         or why["copy", "3"] == "NOT_VALIDATED: exists: nothing in /copy is named after chunk '3'"

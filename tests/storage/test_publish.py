@@ -666,7 +666,7 @@ def test_published_but_not_settled_isnt_read(line: Store, tmp_path: Path) -> Non
     line.finish(first.claim)
     folders.put(str(tmp_path / "out"), "1", 10**9, filled("x"), confirm=nothing)
 
-    with pytest.raises(Refused, match=r"published and not settled. Run: odf re"):
+    with pytest.raises(Refused, match=r"published but not settled. Run: odf re"):
         loaded(line, "bobout", "1")
 
 
