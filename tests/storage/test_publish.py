@@ -202,7 +202,7 @@ def test_no_two_dataids_share_a_directory() -> None:
 
 @pytest.mark.parametrize("dataid", ["", "__HIVE_DEFAULT_PARTITION__", "x" * 249, ":" * 90])
 def test_an_invalid_directory_name_is_refused(dataid: str, tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"Give the chunk a(nother| shorter) dataid"):
+    with pytest.raises(Refused, match=r"Use a(nother| shorter) dataid"):
         folders.put(str(tmp_path), dataid, 1, filled("x"), confirm=nothing)
 
     assert os.listdir(tmp_path) == []
@@ -985,7 +985,7 @@ def test_a_functions_result_is_published_after_its_checks(line: Store, tmp_path:
     [
         (lambda path: path.symlink_to("/nowhere/volume"), "is a link to /nowhere/volume, which"),
         (lambda path: path.write_text("x"), "root is a file"),
-        (lambda path: path.symlink_to("/proc"), "can't be made: "),
+        (lambda path: path.symlink_to("/proc"), "can't be created: "),
     ],
 )
 def test_a_folder_that_cannot_be_made_is_refused_at_once(
