@@ -985,7 +985,7 @@ def test_a_functions_result_is_published_after_its_checks(line: Store, tmp_path:
     [
         (lambda path: path.symlink_to("/nowhere/volume"), "is a link to /nowhere/volume, which"),
         (lambda path: path.write_text("x"), "root is a file"),
-        (lambda path: path.symlink_to("/proc"), "can't be created: "),
+        (lambda path: path.symlink_to("/proc"), "Can't create "),
     ],
 )
 def test_a_folder_that_cannot_be_made_is_refused_at_once(
