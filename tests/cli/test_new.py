@@ -150,7 +150,7 @@ def test_a_file_in_the_way_of_a_new_one_is_refused() -> None:
     Path("jobs.py").write_text("def mine(): ...\n")
     done = odf("new", ".", "--kind", "python")
     assert done.exit_code == 2
-    assert "jobs.py is there already" in done.stderr
+    assert "jobs.py already exists" in done.stderr
     assert list(files_of(Path())) == ["jobs.py"]
     Path("flow.yml").write_text("flow: mine\njobs: {}\n")
     assert odf("new", ".", "--kind", "python").exit_code == 0

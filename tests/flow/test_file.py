@@ -201,7 +201,7 @@ def test_a_flow_in_python_is_checked_as_one_in_a_file() -> None:
         Flow("s", jobs=[Job("j", outputs=["a"]), Job("j", outputs=["b"])])
     with pytest.raises(WrongUse, match="no dial 'concurency' for job 'j'"):
         Job("j", outputs=["a"], policy={"concurency": 3})
-    with pytest.raises(WrongUse, match="Choose from work, dagster, cron"):
+    with pytest.raises(WrongUse, match="Use one of work, dagster, cron"):
         Job("j", outputs=["a"], runs_in="airflow")
     with pytest.raises(WrongUse, match="has a key 'adress'"):
         Flow("s", targets={"p": {"adress": "x"}})
