@@ -4,12 +4,12 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ..model import Plan
 from ..util.text import typed
-from ..util.times import from_table
-from .store import Store
+from ..util.times import StoreClock, from_table
+from .database import Database
 
 SECRET = "encryptedpass"
 TODAY = "today"
@@ -207,13 +207,19 @@ class Catalog(NamedTuple):
         )
 
 
-def read_catalog(store: Store) -> Catalog:
+class CatalogStore(StoreClock, Protocol):
+    """What of a store is needed here, which itself needs this module."""
+
+    db: Database
+
+
+def read_catalog(store: CatalogStore) -> Catalog:
     """Read what is registered now, and which datasets have chunks."""
     with store.db.reading():
         return _read_catalog(store)
 
 
-def keep_names(store: Store, catalog: Catalog | None = None) -> None:
+def keep_names(store: CatalogStore, catalog: Catalog | None = None) -> None:
     """Record the names of domains that have none recorded; all of a catalog, or those with chunks.
 
     Whoever changes what links datasets does it before, in the same transaction: else the change
@@ -233,7 +239,7 @@ def keep_names(store: Store, catalog: Catalog | None = None) -> None:
         db.change("catalog.keep_name", datasetid=datasetid, name=domains[datasetid])
 
 
-def record_names(store: Store, catalog: Catalog | None = None) -> None:
+def record_names(store: CatalogStore, catalog: Catalog | None = None) -> None:
     """The same, in a transaction of its own."""
 
     def work() -> None:
@@ -244,7 +250,7 @@ def record_names(store: Store, catalog: Catalog | None = None) -> None:
         store.db.insist(work)
 
 
-def _read_catalog(store: Store) -> Catalog:
+def _read_catalog(store: CatalogStore) -> Catalog:
     """The same, in the transaction that there is."""
     db = store.db
     rows, cursor = db.execute(db.statement("catalog.datasets"), {})
@@ -278,7 +284,7 @@ def _read_catalog(store: Store) -> Catalog:
     return Catalog.of(datasets, items, policies, recorded)
 
 
-def read_jobs(store: Store) -> dict[str, Plan]:
+def read_jobs(store: CatalogStore) -> dict[str, Plan]:
     """Read the jobs alone, without their dials."""
     items = store.db.fetch("catalog.jobs")
     return _plans(items, {})
@@ -373,7 +379,7 @@ def _domains(
     return dict(sorted(names.items()))
 
 
-def _plain(store: Store, name: str, value: Any) -> Any:
+def _plain(store: CatalogStore, name: str, value: Any) -> Any:
     """A dial as JSON can hold it; a moment with its time zone."""
     if name == "paused_until":
         value = from_table(store, value)
