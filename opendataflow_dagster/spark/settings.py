@@ -520,10 +520,10 @@ def examine_spark(settings: Settings | None) -> Iterator[Check]:
     yield check_spark(settings, os.environ)
 
 
-def check_java() -> Check:
+def check_java(environ: Mapping[str, str] = os.environ) -> Check:
     """Check which Java Spark would run on: nothing else needs one."""
-    found = list(javas())
-    home = os.environ.get("JAVA_HOME")
+    found = list(javas(environ))
+    home = environ.get("JAVA_HOME")
     if home and not os.access(os.path.join(home, "bin", "java"), os.X_OK):
         return Check(
             "java",
