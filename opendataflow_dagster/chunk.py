@@ -557,7 +557,7 @@ def _untyped(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _raw(value: Any) -> Any:
-    """The value of an entry of metadata, which Pipes writes with its type."""
+    """Return the plain value of an entry of metadata; Pipes may wrap it, to add its type."""
     if isinstance(value, dict) and set(value) == {"type", "raw_value"}:
         return value["raw_value"]
     return value

@@ -180,7 +180,7 @@ class _Comparison:
             yield Change(CHANGE, kind, name, tuple(found), conflict, bool(conflict))
 
     def removed(self) -> Iterator[Change]:
-        """What the flow declared once, and doesn't any more."""
+        """Yield the changes for what the flow once declared and no longer declares."""
         names = {(DATASET, dataset.datasetid) for dataset in self._flow.datasets}
         names |= {(JOB, job.jobid) for job in self._flow.jobs}
         gone = {

@@ -416,7 +416,7 @@ class Scripts:
             self._stop(number)
 
     def _stop(self, number: int, _frame: object = None) -> None:
-        """Take a stop signal: the first is passed on to the scripts, a second kills them."""
+        """Handle a stop signal: the first is passed on to the scripts, a second kills them."""
         if self._is_over:  # another one of us, which began later, has ended later, too
             signal.signal(number, self._handlers.get(number) or signal.SIG_DFL)
             signal.raise_signal(number)

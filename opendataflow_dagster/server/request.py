@@ -315,7 +315,7 @@ class Guard:
         self._cache: dict[tuple[str, bytes], float] = {}
 
     def knows(self, slug: str, token: str) -> bool:
-        """Whether a token was valid just now: then no query is needed."""
+        """Whether a token was found valid so recently that it needs no query."""
         return self._cache.get(_key(slug, token), 0.0) > time.monotonic()
 
     def ask(self, slug: str, token: str) -> str:

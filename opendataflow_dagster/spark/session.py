@@ -438,7 +438,7 @@ def has_ended(session: Any) -> bool:
 
 
 def ended_meanwhile(session: Any) -> str:
-    """Return how the session ended, if that is why a call failed; such a session is cleaned up."""
+    """Return how the session ended, and clean it up; an empty string if it hasn't ended."""
     if not (has_ended(session) or (is_remote(session) and _is_gone(session))):
         return ""
     how = how_ended(session)

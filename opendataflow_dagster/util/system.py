@@ -82,7 +82,7 @@ def import_beside(folder: str) -> None:
 
 
 def module_of_file(path: str) -> str:
-    """The name of the module that a file is, imported: what lies beside it can be, too."""
+    """Import a file, and return its module's name; files beside it can then be imported, too."""
     from importlib import import_module  # imported late: a run of a script loads this module too
 
     folder, file = os.path.split(os.path.abspath(path))

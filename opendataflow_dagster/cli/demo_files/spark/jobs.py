@@ -1,6 +1,6 @@
 """The demo's jobs. Where the data lies, and which day is next, isn't their business.
 
-Change them, and let a day be made again:
+Change them, and have a day produced again:
 
     odf resubmit check 2026-10-05 --downstream
     odf run --spark jobs.py:check && odf run --spark jobs.py:report
@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from opendataflow_dagster import spark_job
 
 
-# A day with a row that doesn't hold to it is FAILED, and nothing of it is published.
+# A day with a row that breaks an expectation is FAILED, and none of it is published.
 @spark_job(expect={"not_null": ["shop", "amount"], "range": {"amount": (0, 1000)}})
 def check(sales: DataFrame) -> DataFrame:
     """A day of sales, with amounts that are numbers."""

@@ -10,7 +10,7 @@ from opendataflow_dagster import Chunk
 
 
 def check(chunk: Chunk) -> bytes:
-    """Leave out the lines without an amount; a day without any other is refused."""
+    """Leave out the lines without an amount; refuse a day in which no line has one."""
     day = Path(chunk.inputs["sales"].location or "", f"{chunk.dataid}.csv")
     with day.open(encoding="utf-8") as file:
         sales = [row for row in csv.reader(file) if row[1]]

@@ -8,7 +8,7 @@ from opendataflow_dagster import spark_job
 
 @spark_job(expect={"rows": {"min": 1}, "range": {"cents": (0, 10_000_000)}})
 def check(sales: DataFrame) -> DataFrame:
-    """Leave out the lines without an amount; a day without any other is refused."""
+    """Leave out the lines without an amount; refuse a day in which no line has one."""
     return sales.where(F.col("cents").isNotNull())
 
 

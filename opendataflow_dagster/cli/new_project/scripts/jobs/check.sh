@@ -1,5 +1,5 @@
 #!/bin/sh
-# Leaves out the lines without an amount; a day without any other is refused.
+# Leaves out the lines without an amount; refuses a day in which no line has one.
 set -eu
 mkdir -p "$checked_hostname"
 new="$checked_hostname/$dataid.csv.new"
