@@ -421,7 +421,7 @@ def check_id(kind: str, value: str) -> str:
         size = len(value.encode())
     except UnicodeEncodeError:
         raise WrongUse(
-            f"The {kind} {_shown(value)} isn't valid Unicode. Give it in UTF-8."
+            f"The {kind} {_shown(value)} isn't valid Unicode. Encode it as UTF-8."
         ) from None
     if size > MAX_ID_BYTES:
         raise WrongUse(
@@ -452,11 +452,11 @@ def check_text(kind: str, value: str | None) -> None:
     if value is None:
         return
     if "\0" in value:
-        raise WrongUse(f"The {kind} has a NUL character, which no database keeps. Leave it out.")
+        raise WrongUse(f"The {kind} has a NUL character, which can't be stored. Remove it.")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise WrongUse(f"The {kind} isn't valid Unicode. Give it in UTF-8.") from None
+        raise WrongUse(f"The {kind} isn't valid Unicode. Encode it as UTF-8.") from None
 
 
 def hijacks(name: str) -> bool:

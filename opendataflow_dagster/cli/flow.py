@@ -44,7 +44,8 @@ def _file_and_target(command: Callable) -> Callable:
 _adopt = click.option(
     "--adopt",
     is_flag=True,
-    help="Adopt what another flow, a project or a person registered with other values.",
+    help="Adopt what another flow, a project or a person registered: this flow then owns it, and "
+    "changes its values.",
 )
 
 
@@ -119,9 +120,10 @@ def apply(
 ) -> None:
     """Make the tables match flow.yml.
 
-    Registers the datasets, jobs and dials of the flow in one transaction, signed with your name and
-    the git commit. At a terminal, you see the plan and confirm it. With HASH or --yes, or without a
-    terminal, you aren't asked. HASH comes from `odf plan`; any other plan is then refused.
+    Registers the datasets, jobs and dials of the flow in one transaction, and records your name
+    and the git commit. At a terminal, you see the plan and confirm it. With HASH or --yes, or
+    without a terminal, you aren't asked. HASH comes from `odf plan`: if the plan has changed since,
+    it is refused.
 
     Only what this flow registered is ever removed. Chunks are never removed.
 
@@ -167,7 +169,8 @@ def export(ctx: click.Context, name: str | None) -> None:
     """Print the registered datasets and jobs as a flow.yml.
 
     `odf plan` finds no changes in it. Passwords stay encrypted. What pipelines and other flows
-    registered is left out and named in comments. The tables don't know what runs a job: add it.
+    registered is left out; comments name it. The tables don't record which program runs a job: add
+    it to the file.
 
     \b
     Example: odf export > flow.yml

@@ -228,7 +228,7 @@ def delete_run(ctx: click.Context, jobid: str, dataid: str, reason: str | None) 
     "--older-than",
     "age",
     metavar="AGE",
-    help="Also resubmit what has been RUNNING without a claim for longer.",
+    help="Also resubmit what has been RUNNING without a claim for longer than AGE.",
 )
 @_plan
 @_strict
@@ -237,7 +237,7 @@ def delete_run(ctx: click.Context, jobid: str, dataid: str, reason: str | None) 
 def recover(
     ctx: click.Context, jobid: str | None, age: str | None, plan: bool, strict: bool, as_json: bool
 ) -> None:
-    """Settle expired claims, and grant the retries that are due.
+    """Give back chunks of expired claims, and grant due retries.
 
     A chunk that is RUNNING without a claim belongs to the Java program, and only you know whether
     that program is still alive. Such chunks are listed; --older-than resubmits them.
@@ -422,7 +422,7 @@ def compact(
     everything: bool,
     as_json: bool,
 ) -> None:
-    """Rewrite chunks of many small files into fewer files.
+    """Merge the many small files of chunks into fewer files.
 
     Only READY chunks without a claim are rewritten. A reader that has just listed the old files
     fails: run it again.

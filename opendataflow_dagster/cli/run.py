@@ -215,9 +215,9 @@ def start(ctx: click.Context, job: str, lease: float, secrets: bool, strict: boo
 def alive(ctx: click.Context, job: str | None, dataid: str | None, generation: int | None) -> None:
     """Check whether the claim of a running script still holds.
 
-    Exits with 0 if it holds, and with 4 if it is lost. A script of `odf run` needs no arguments.
-    The command asks the tables. To ask faster, test whether the file $DATAFLOW_FENCE exists: it is
-    as recent as the last heartbeat.
+    Exits with 0 if it holds, and with 4 if it is lost. A script that `odf run` started needs no
+    arguments. The command asks the tables. A faster test: the file $DATAFLOW_FENCE exists as long
+    as the claim held at the last heartbeat.
 
     \b
     Example: odf alive && mv result.tmp /data/out/$dataid

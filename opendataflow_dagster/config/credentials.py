@@ -68,8 +68,8 @@ def decrypt(value: str, passkey: str | None, *, purpose: Purpose) -> str:
         key, box, bound = _legacy_key(secret), _legacy_box(value), None
     if box is None or len(box) < IV_BYTES + TAG_BYTES:
         raise CredentialError(
-            f"{purpose.label} isn't an encrypted value: it is neither base64 of the Java "
-            "original nor a complete odf1 or odf2 envelope. Encrypt it with "
+            f"{purpose.label} isn't an encrypted value: it is neither a base64 value "
+            "of the Java original nor a complete odf1 or odf2 envelope. Encrypt it with "
             f"{purpose.remake}."
         )
 

@@ -50,7 +50,8 @@ class Head(NamedTuple):
         if unknown:
             raise Refused(
                 f"{path} has no column {unknown[0]!r}: its first line names "
-                f"{', '.join(self.columns)}. Drop the column, or add it to the file.",
+                f"{', '.join(self.columns)}. Leave the column out of the result, or add it "
+                "to the file.",
                 code="NOT_VALIDATED",
             )
         if names != self.columns:

@@ -199,7 +199,8 @@ class WholeTable(Rows):
             if (name if self.table.dialect == POSTGRES else name.lower()) not in known:
                 raise Refused(
                     f"{self.table.location} has no column {name!r}: it has "
-                    f"{', '.join(columns)}. Drop the column, or add it to the table.",
+                    f"{', '.join(columns)}. Leave the column out of the result, or add "
+                    "it to the table.",
                     code="NOT_VALIDATED",
                 )
         if not names or not len(frame):

@@ -527,7 +527,7 @@ def end(
     if not rows:
         refuse_unknown_job(store, jobid)
         raise Refused(
-            f"Chunk {dataid!r} of {jobid!r} isn't claimed, so there is nothing to settle. "
+            f"Chunk {dataid!r} of {jobid!r} isn't claimed, so there is nothing to end. "
             f"Claim it with `odf start {typed(jobid)}`; see `odf history {typed(jobid)}`.",
             code="NOT_CLAIMED",
         )

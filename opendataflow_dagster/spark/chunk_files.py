@@ -217,7 +217,8 @@ def read_files(
         return restored(reader.load(escaped_path(path)), schema, kind)
     if os.path.isdir(path) and not data_files(path):
         raise Refused(
-            f"{path} has no files, so its columns aren't known. Write an empty frame instead.",
+            f"{path} has no files, so its columns aren't known. Let the job "
+            "write an empty frame instead: it keeps the columns.",
             code="INVALID_LOCATION",
         )
     if found.is_text and (columns := note.get("columns")):

@@ -108,7 +108,7 @@ def given_conf(
         if len(where) == 2:
             raise WrongUse(
                 f"Both {MASTER} and {REMOTE} are set in {origin}: a session runs on a master or "
-                "uses a server of Spark Connect, not both. Remove one of them."
+                "uses a Spark Connect server, not both. Remove one of them."
             )
         if where:
             given = {key: value for key, value in given.items() if key not in (MASTER, REMOTE)}

@@ -114,7 +114,7 @@ def _rows(table: TableFile, folder: str) -> Iterator[dict[str, str | None]]:
             if unknown or missing:
                 what = f"has no column {missing[0]}" if missing else f"has a column {unknown[0]!r}"
                 raise WrongUse(
-                    f"{path} {what}: it must have a line with the names of its columns, of "
+                    f"{path} {what}: its first line must name its columns, which are among: "
                     f"{', '.join(table.columns)}. Correct the file."
                 )
             for values in reader:

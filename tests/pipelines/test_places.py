@@ -175,7 +175,7 @@ def test_items_are_appended_by_the_names_of_the_header(tmp_path: Path, lite: Sto
     assert [isinstance(each, Result) for each in verdicts] == [True, False, True, True]
     assert str(verdicts[1]) == (
         f"{path} has no column 'price': its first line names n, text. "
-        "Drop the column, or add it to the file."
+        "Leave the column out of the result, or add it to the file."
     )
     assert path.read_bytes() == b"\xef\xbb\xbfn,text\r\n1,one\r\n2,two\r\n,four\r\n"
 
