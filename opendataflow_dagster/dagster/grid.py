@@ -158,7 +158,10 @@ class Mirror(PublicMirror):
         last = self.instance.get_latest_asset_check_evaluation_record(evaluation.asset_check_key)
         if not newest or last is None:
             return not newest
-        about = last.evaluation and last.evaluation.target_materialization_data
+        if not isinstance(last.evaluation, dg.AssetCheckEvaluation):  # planned by a run
+            run = self.instance.get_run_by_id(last.run_id)
+            return run is not None and not run.is_finished
+        about = last.evaluation.target_materialization_data
         is_of_its_run = last.run_id == newest[0].run_id
         return is_of_its_run or (bool(about) and about.storage_id == newest[0].storage_id)
 

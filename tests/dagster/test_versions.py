@@ -212,10 +212,12 @@ def test_a_run_right_after_its_input_became_ready_is_not_stale(flow: Flow) -> No
 
 def test_the_check_is_evaluated_after_a_run_during_which_the_sensor_told_it(flow: Flow) -> None:
     """The check result of the run has its plan's position, before that of the sensor."""
-    for day in DAYS[:2]:
+    for day in DAYS[:3]:
         flow.arrive(day)
+    flow.make("copies", DAYS[2])
 
     def outside() -> None:
+        flow.tick()  # the run has planned its answer, and hasn't given it
         flow.make("copies", DAYS[1])
         flow.tick()
 
