@@ -53,6 +53,7 @@ MODULES = {
     "reconcile": ("reconcile", "dagster.reconcile"),
     "release": ("dataflow.moves", "store.operations"),
     "read_project": ("pipelines.project",),
+    "reclaim_room": ("store.item_folding",),
     "rules_of": ("spark.expect", "spark.expectations"),
     "run_pipeline": ("pipelines.running", "pipelines.run"),
     "schema_text": ("spark.evidence", "spark.schema"),
@@ -60,7 +61,6 @@ MODULES = {
     "split": ("dataflow.split", "store.split"),
     "spark_job": ("spark.jobs", "spark.job"),
     "spark_session": ("spark.session",),
-    "tidy": ("dataflow.folding", "store.item_folding"),
     "truths": ("dataflow.truth", "store.overview", "store.current_status"),
 }
 """The modules in which a name may be, below the package."""

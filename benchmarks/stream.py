@@ -586,7 +586,7 @@ def _fold_all(serving: Serving, report: Report) -> None:
             product.fold_items(store)
         time.sleep(1 if report.judges else 0.1)
     if not report.judges:
-        product.tidy(store)
+        product.reclaim_room(store)
         return
     time.sleep(15)  # the last fold is followed by a cleanup
 

@@ -50,7 +50,7 @@ def run(line: str, folder: Path) -> Done:
 
 def strips(grid: str) -> list[str]:
     """Return the squares of each dataset that `odf status --grid` printed."""
-    return [line.split()[-1] for line in grid.splitlines() if " → " in line]
+    return re.findall(r"  ([A-Z.]+)$", grid, re.MULTILINE)
 
 
 def test_a_daily_job(tmp_path: Path) -> None:
