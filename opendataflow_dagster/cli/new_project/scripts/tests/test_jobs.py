@@ -16,7 +16,7 @@ def run(script: str, **variables: object) -> int:
 
 
 def test_the_flow_is_valid() -> None:
-    assert [job.jobid for job in Flow.load(HERE / "flow.yml").jobs] == ["check", "report"]
+    assert {"check", "report"} <= {job.jobid for job in Flow.load(HERE / "flow.yml").jobs}
 
 
 def test_lines_without_an_amount_are_left_out(tmp_path: Path) -> None:
