@@ -53,7 +53,7 @@ NARRATION = (
     " rows updated to ",
     "Reason: ",
     "The next attempt",
-    "The claim can't be renewed",
+    "Can't renew the claim",
 )
 """What `odf run` says of each chunk: events tell the same."""
 

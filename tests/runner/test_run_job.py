@@ -345,7 +345,7 @@ def test_a_failing_heartbeat_is_reported_once_and_ends_nothing(
     said: list[str] = []
 
     assert run(loadbob, "while [ ! -e go ]; do sleep 0.01; done", say=said.append) == DONE
-    assert len([line for line in said if "can't be renewed: the server is down." in line]) == 1
+    assert len([line for line in said if "Can't renew the claim: the server is down." in line]) == 1
 
 
 def test_a_run_that_loses_its_claim_stops_and_changes_nothing(loadbob: Store) -> None:

@@ -609,7 +609,7 @@ def test_rows_of_a_range_in_a_table_that_is_not_split_say_what_to_run(
         lambda: write(week, at("n", "c"), "2026-01-05"),
         lambda: rows.replace(week.toPandas(), ours),
     ):
-        with pytest.raises(Refused, match=r"only; if it is a range of them, run: odf split --help"):
+        with pytest.raises(Refused, match=r"only; if the chunk is a range, run: odf split --help"):
             work()
 
 
@@ -984,7 +984,7 @@ def test_only_staging_tables_are_dropped(base: psycopg.Connection, at: "Target")
     base.execute("create table n (id int, c text)")
     with pytest.raises(DataflowError, match="'n' isn't a staging table"):
         drop(at("n", "c"), None, ["n"])
-    with pytest.raises(WrongUse, match="no 0 parts"):
+    with pytest.raises(WrongUse, match="`parts` is 0"):
         read_rows(None, at("n", "c"), parts=0)  # type: ignore[arg-type]
 
 
