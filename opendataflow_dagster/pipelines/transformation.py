@@ -103,8 +103,8 @@ def supported_engine(project: Project, slug: str, name: str) -> str:
         )
     if engine == SPARK and project.engine == LOCAL:
         raise TransformationError(
-            f"{path.relative_to(project.root)}: `run` takes pyspark.sql.DataFrame, and the engine "
-            "local engine runs only transformations of pandas. Annotate its first parameter as "
+            f"{path.relative_to(project.root)}: `run` takes pyspark.sql.DataFrame, but the local "
+            "engine runs only transformations of pandas. Annotate its first parameter as "
             "pandas.DataFrame, or run the project on Spark, which is the default engine: leave out "
             "`engine: local` and --engine local."
         )

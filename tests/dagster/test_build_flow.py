@@ -400,7 +400,7 @@ def test_a_domain_with_another_name_is_reported_and_nothing_is_registered(
     register(tables, "sums_of", ["archive", "checked"], ["all"])
     lines = tick(build_definitions(flow="flow.yml", apply=True), instance)
     assert (
-        "Flow 'shop' isn't applied: Dataset 'sales' can't be applied: its partitions are" in lines
+        "Flow 'shop' isn't applied: Dataset 'sales' can't be applied: its partitions have" in lines
     )
     assert "add `domain: archive` to it at flow.yml:3" in lines
     assert tables.read_plan("check").flaw

@@ -88,7 +88,11 @@ def unchanged(store: Store, work: Any) -> bool:
     [
         (State.CANCELED, "HOLD", "terminated by a person in Dagster: run {}"),
         (State.FAILURE, "RESUBMIT", "run {} failed: w1 lost claim 1 of 5"),
-        (State.SUCCESS, "RESUBMIT", "run {} ended without settling its chunks: w1 lost claim 1 of 5"),
+        (
+            State.SUCCESS,
+            "RESUBMIT",
+            "run {} ended without settling its chunks: w1 lost claim 1 of 5",
+        ),
     ],
 )
 def test_the_chunks_of_an_ended_run_are_settled(

@@ -248,7 +248,7 @@ def test_work_that_needs_spark_is_refused_before_anything_is_claimed(
             run(lite, project, slug)
         assert str(told.value).startswith(why)
         assert "\n" not in str(told.value)
-        assert "`engine: local` or --engine local" in str(told.value)
+        assert "`engine: local` and --engine local" in str(told.value)
     assert statuses(lite) == {}
 
 
