@@ -446,7 +446,7 @@ def test_assets_whose_partitions_get_no_keys_any_more_are_told(grid: Grid) -> No
     said = tick_of_reconcile(defs, grid.instance)
     assert "Jobs have joined domain 'orders' with 'other'" in said
     assert "other, plain: the partitions 'dataflow/other' get no more keys" in said
-    assert "DynamicPartitionsDefinition 'dataflow/orders' now" in said
+    assert "are now DynamicPartitionsDefinition 'dataflow/orders': reload" in said
     registry.add_dataset(grid.store, "orders", domain="orders")
     again = build_definitions(dataflow, assets=[plain], scripts={"copy": "true"})
     said = tick_of_reconcile(again, grid.instance)
