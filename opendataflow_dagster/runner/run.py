@@ -26,8 +26,6 @@ from ..model import (
     Tell,
     new_owner,
 )
-from ..store.claims import force, interrupt
-from ..store.operations import refuse_unknown_job, resubmit
 from ..store.store import Store
 from ..util.text import first_line, printable, typed
 from .environment import (
@@ -462,6 +460,8 @@ def start(
     With `forced`, claim that chunk whatever the status of its inputs. The context is the original's
     list of objects with one key each, without passwords unless `secrets` is true.
     """
+    from ..store.claims import force  # imported late: `odf run` starts without it
+
     environment = job_environment(store, store.plan(jobid), environ, secrets=secrets)
     owner = EXTERNAL_OWNER + new_owner()
     if forced is not None:
@@ -512,6 +512,9 @@ def end(
     With `generation`, settle that claim of the chunk, whoever made it. RESUBMIT gives a claim back,
     and resubmits a chunk that isn't claimed.
     """
+    from ..store.claims import interrupt
+    from ..store.operations import refuse_unknown_job, resubmit
+
     if status not in (READY, FAILED, RESUBMIT):
         raise WrongUse(
             f"The status must be {READY}, {FAILED} or {RESUBMIT}, not {status!r}. "

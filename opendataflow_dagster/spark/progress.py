@@ -46,9 +46,9 @@ class SparkProgress:
         session: "SparkSession",
         say: Callable[[str], object],
         *,
-        every: float = PROGRESS_SECONDS,
+        every: float | None = None,
     ) -> None:
-        self._session, self._say, self._every = session, say, every
+        self._session, self._say, self._every = session, say, every or PROGRESS_SECONDS
         self._over = threading.Event()
         self._state: StageProgress | None = None
         self._close: Callable[[], object] = lambda: None

@@ -270,7 +270,7 @@ def test_the_tables_of_h2_are_loaded_and_dumped(store: Store, tmp_path: Path) ->
     again = str(tmp_path / "dumped")
     assert csv_dump.dump(store, again) == {"dataset": 2, "job": 3, "datastatus": 4}
     assert csv_dump.load(store, again) == {"dataset": 0, "job": 0, "datastatus": 0}
-    with pytest.raises(Refused, match=r"dataset\.csv exists"):
+    with pytest.raises(Refused, match=r"dataset\.csv already exists"):
         csv_dump.dump(store, again)
     new = open_store(f"sqlite:///{tmp_path}/new.db")
     new.init()

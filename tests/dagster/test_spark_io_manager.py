@@ -18,7 +18,7 @@ from pyspark.sql.functions import udf
 
 from opendataflow_dagster import DataflowIOManager, DataflowResource
 from opendataflow_dagster.formats import FILE_FORMATS
-from opendataflow_dagster.spark import chunks
+from opendataflow_dagster.spark import chunks, progress
 from opendataflow_dagster.store.registry import add_dataset
 from opendataflow_dagster.store.store import Store
 from tests.dagster.test_io_manager import Ran, asset, dataflow, instance, run, url  # noqa: F401
@@ -211,7 +211,7 @@ def test_a_long_job_logs_its_progress(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(chunks, "PROGRESS_SECONDS", 0.3)
+    monkeypatch.setattr(progress, "PROGRESS_SECONDS", 0.3)
 
     @udf("long", useArrow=False)
     def slow(n: int) -> int:
