@@ -80,7 +80,7 @@ def test_a_slash_and_an_existing_file_are_scripts(odf: Odf, store: Store) -> Non
     odf("second")
     assert log() == ["file", "2 1 two words"]
     refused = odf("frist", code=127).stderr
-    assert "frist: not found in PATH" in refused
+    assert "no job 'frist', and PATH has no such program. Did you mean 'first'?" in refused
 
 
 def test_a_job_that_is_misspelled_gets_a_suggestion(odf: Odf) -> None:

@@ -84,7 +84,7 @@ def test_after_five_interruptions_in_a_row_a_chunk_is_held(
         assert output(loadbob) == ("HOLD" if number == MAX_INTERRUPTIONS else "RESUBMIT")
     assert "HOLD" in said
     [(why,)] = sql(loadbob, "select why from dataevent where status_after = 'HOLD'")
-    assert why == "stopped by SIGTERM: interruption 5 in a row, so it is on HOLD"
+    assert why == "stopped by SIGTERM: interrupted 5 times in a row, so it is on HOLD"
     assert take(loadbob, "loadbob") == []
 
     release(loadbob, "loadbob", ["1"])
