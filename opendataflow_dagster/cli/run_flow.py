@@ -50,10 +50,12 @@ def run_named(line: RunLine) -> int:
     if job is None:
         if which(line.script) is None:
             like = did_you_mean(line.script, [job.jobid for job in flow.jobs]) or "."
-            raise WrongUse(
+            error = WrongUse(
                 f"{FILE} has no job {line.script!r}, and PATH has no such program{like} "
                 f"For a script in this folder, run: odf run {typed('./' + line.script)}"
             )
+            error.exit_code = 127  # a shell's, as of any script that isn't found
+            raise error
         return execute(line)
     refuse_own_options(line)
     return exit_code(_run(job, flow, line), strict=line.strict)

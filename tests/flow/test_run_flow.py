@@ -85,7 +85,7 @@ def test_a_slash_and_an_existing_file_are_scripts(odf: Odf, store: Store) -> Non
 
 def test_a_job_that_is_misspelled_gets_a_suggestion(odf: Odf) -> None:
     job = Flow.load().jobs[0].jobid
-    shown = odf(f"{job}x", code=2).stderr
+    shown = odf(f"{job}x", code=127).stderr
     assert f"flow.yml has no job '{job}x'" in shown
     assert f"Did you mean '{job}'?" in shown
     assert f"odf run ./{job}x" in shown
