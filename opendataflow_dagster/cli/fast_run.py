@@ -10,7 +10,8 @@ import os
 import sys
 import time
 from _thread import allocate_lock  # `threading` would cost a cron line milliseconds
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, contextmanager
 from signal import SIGINT
 from typing import Any, NamedTuple, TextIO
 
@@ -132,9 +133,8 @@ def run_script(line: RunLine, checks: "Sequence[Callable[[Chunk], Checked]]" = (
     many = line.all_chunks or line.workers > 1
     if many:
         gc.enable()
-    progress, say = narration(store, jobid, many)
-    try:
-        outcome = run_job(
+    with closing(store), narrated(store, jobid, many) as (progress, say):
+        return run_job(
             store,
             jobid,
             [line.script, *line.arguments],
@@ -145,11 +145,6 @@ def run_script(line: RunLine, checks: "Sequence[Callable[[Chunk], Checked]]" = (
             progress=progress,
             checks=checks,
         )
-        if progress:
-            progress.end()
-    finally:
-        store.close()
-    return outcome
 
 
 def names_job(line: RunLine) -> bool:
@@ -247,12 +242,18 @@ class RunProgress:
             return
 
 
-def narration(store: Store, jobid: str, many: bool) -> tuple[RunProgress | None, Say]:
-    """What prints the messages of a run; on a terminal, with a line of progress below them."""
+@contextmanager
+def narrated(
+    store: Store, jobid: str, many: bool
+) -> Generator[tuple[RunProgress | None, Say], None, None]:
+    """Yield what prints the messages of a run; at a terminal, with a line of progress below."""
+    progress, say = None, narrator(sys.stderr)
     if many and sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         progress = RunProgress(sys.stderr, store, jobid)
-        return progress, progress.say
-    return None, narrator(sys.stderr)
+        say = progress.say
+    yield progress, say
+    if progress:
+        progress.end()
 
 
 def exit_code(outcome: Outcome, *, strict: bool) -> int:

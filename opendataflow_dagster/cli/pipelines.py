@@ -15,7 +15,7 @@ from ..runner.run import Outcome
 from ..store import items
 from ..store.store import Store
 from ..util.text import printable, typed
-from .fast_run import exit_code, narration, narrator
+from .fast_run import exit_code, narrated, narrator
 from .output import as_json, refuse_unknown_pipeline, show, store_of
 
 if TYPE_CHECKING:
@@ -179,19 +179,17 @@ def _run_one(
 ) -> Outcome:
     from ..pipelines.run import run_pipeline
 
-    progress, say = narration(store, slug, all_chunks)
-    outcome = run_pipeline(
-        store,
-        project,
-        slug,
-        settings,
-        say=say,
-        environ=os.environ,
-        stream_file=stream_file,
-        all_chunks=all_chunks,
-    )
-    if progress:
-        progress.end()
+    with narrated(store, slug, all_chunks) as (_, say):
+        outcome = run_pipeline(
+            store,
+            project,
+            slug,
+            settings,
+            say=say,
+            environ=os.environ,
+            stream_file=stream_file,
+            all_chunks=all_chunks,
+        )
     if outcome.failed:
         _print_place(store, project, slug, outcome.failed)
     return outcome

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from graphlib import TopologicalSorter
 from inspect import signature
 from shutil import which
@@ -22,7 +23,7 @@ from .fast_run import (
     complain,
     execute,
     exit_code,
-    narration,
+    narrated,
     narrator,
     refuse_own_options,
     run_script,
@@ -165,17 +166,11 @@ def _run_function(job: Job, flow: Flow, line: RunLine) -> Outcome:
     function = load_function(job, flow.folder)
     store = open_configured(line.config)
     many = line.all_chunks or line.workers > 1
-    progress, say = narration(store, jobid, many)
-    try:
+    with closing(store), narrated(store, jobid, many) as (progress, say):
         checks = expectations(flow, job)
         runner = FunctionRunner(store, jobid, named, function, say=say, checks=checks)
         runner.waits = line.wait
-        outcome = run_chunks(runner, all_chunks=many, workers=line.workers, progress=progress)
-        if progress:
-            progress.end()
-    finally:
-        store.close()
-    return outcome
+        return run_chunks(runner, all_chunks=many, workers=line.workers, progress=progress)
 
 
 def _run_pipeline(job: Job, flow: Flow, line: RunLine) -> Outcome:
@@ -189,9 +184,8 @@ def _run_pipeline(job: Job, flow: Flow, line: RunLine) -> Outcome:
     settings = load_settings(line.config)
     project = read_project(find_project(os.path.join(flow.folder, job.pipeline or "")))
     store = open_from(settings)
-    progress, say = narration(store, job.jobid, line.all_chunks)
-    try:
-        outcome = run_pipeline(
+    with closing(store), narrated(store, job.jobid, line.all_chunks) as (_, say):
+        return run_pipeline(
             store,
             project.on(job.engine),
             job.jobid,
@@ -201,11 +195,6 @@ def _run_pipeline(job: Job, flow: Flow, line: RunLine) -> Outcome:
             all_chunks=line.all_chunks,
             begins=not line.all_chunks,
         )
-        if progress:
-            progress.end()
-    finally:
-        store.close()
-    return outcome
 
 
 def load_function(job: Job, folder: str) -> Callable[[Chunk], Any]:
@@ -276,10 +265,9 @@ def _run_spark(
     from ..spark.worker import run_spark_job
 
     store = open_from(settings)
-    try:
+    with closing(store), narrated(store, jobid, line.all_chunks) as (progress, say):
         refuse_flawed(store, store.plan(jobid))  # before its function is asked what it takes
-        progress, say = narration(store, jobid, line.all_chunks)
-        outcome = run_spark_job(
+        return run_spark_job(
             store,
             jobid,
             line.script,
@@ -294,8 +282,3 @@ def _run_spark(
             progress=progress,
             checks=checks,
         )
-        if progress:
-            progress.end()
-    finally:
-        store.close()
-    return outcome
