@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..errors import FlowError
 from ..model import DATASET_COLUMNS, DIALS
-from ..store.catalog import SECRET, Catalog, CatalogDataset, likeliest
+from ..store.catalog import SECRET, Catalog, CatalogDataset, likeliest, produced_datasets
 from ..store.registry import FOREVER, dial_value
 from ..store.store import Store
 from ..util.text import typed
@@ -163,7 +163,7 @@ def read_registered(store: Store) -> Registrations:
         {jobid: frozenset(found) for jobid, found in variables.items()},
         dials,
         declared,
-        frozenset(datasetid for (datasetid,) in store.db.run("catalog.produced")),
+        frozenset(produced_datasets(store.db)),
         dict(store.db.run("catalog.names")),
     )
 

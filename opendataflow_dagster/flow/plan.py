@@ -375,20 +375,17 @@ def effects_of(store: Store, flow: Flow, plan: FlowPlan) -> list[list[str]]:
 
     def look() -> list[list[str]]:
         with store.db.reading():
-            produced = {datasetid for (datasetid,) in store.db.run("catalog.produced")}
-            counter = _Counter(store, flow, read_registered(store), produced)
+            counter = _Counter(store, flow, read_registered(store))
             return [counter.effects(change) for change in plan.changes]
 
     return store.db.insist(look)[0]
 
 
 class _Counter:
-    def __init__(
-        self, store: Store, flow: Flow, registered: Registrations, produced: set[str]
-    ) -> None:
+    def __init__(self, store: Store, flow: Flow, registered: Registrations) -> None:
         self._store, self._db = store, store.db
         self._jobs = {job.jobid: job for job in flow.jobs}
-        self._registered, self._produced = registered, produced
+        self._registered, self._produced = registered, registered.produced
 
     def effects(self, change: Change) -> list[str]:
         if change.kind == DATASET:

@@ -228,7 +228,7 @@ def keep_names(store: CatalogStore, catalog: Catalog | None = None) -> None:
     db = store.db
     if catalog is not None:
         domains, names = catalog.domains, catalog.names
-    elif used := {datasetid for (datasetid,) in db.run("catalog.unnamed")}:
+    elif used := produced_datasets(db) - dict(db.run("catalog.names")).keys():
         found = _read_catalog(store)
         there = {found.domains[datasetid] for datasetid in used}
         domains = {item: name for item, name in found.domains.items() if name in there}
@@ -250,6 +250,11 @@ def record_names(store: CatalogStore, catalog: Catalog | None = None) -> None:
         store.db.insist(work)
 
 
+def produced_datasets(db: Database) -> set[str]:
+    """The datasets that have chunks."""
+    return {datasetid for (datasetid,) in db.run("catalog.produced")}
+
+
 def _read_catalog(store: CatalogStore) -> Catalog:
     """The same, in the transaction that there is."""
     db = store.db
@@ -257,7 +262,7 @@ def _read_catalog(store: CatalogStore) -> Catalog:
     names = [column[0].lower() for column in cursor.description]
     items = db.run("catalog.jobs")
     dials = db.records("catalog.policies")
-    produced = [datasetid for (datasetid,) in db.run("catalog.produced")]
+    produced = produced_datasets(db)
     recorded = dict(db.run("catalog.names"))
 
     registered: dict[str, dict[str, str | None]] = {}

@@ -28,19 +28,6 @@ where seen.datasetid is not null
 -- The name that the domain of each dataset had when it was first seen.
 select datasetid, name from domainname order by datasetid;
 
--- name: unnamed
--- The datasets of which there are chunks, and whose domain's name isn't recorded.
-with recursive seen(datasetid) as (
-    select min(datasetid) from datastatus
-    union all
-    select (select min(s.datasetid) from datastatus s where s.datasetid > seen.datasetid)
-    from seen where seen.datasetid is not null
-)
-select seen.datasetid from seen
-where seen.datasetid is not null
-  and not exists (select 1 from domainname n where n.datasetid = seen.datasetid)
-  and exists (select 1 from datastatus s where s.datasetid = seen.datasetid and s.locktype = 'OUT');
-
 -- name: keep_name
 -- Record the name of a dataset's domain, unless it has one.
 insert into domainname (datasetid, name) values (:datasetid, :name) on conflict (datasetid) do nothing;
