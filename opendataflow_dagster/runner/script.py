@@ -60,7 +60,8 @@ class Script:
             poll.register(self._wakeup, select.POLLIN)
         nap = 0.001
         while not self._is_reaped():
-            left = min(by - time.monotonic(), 1e6)
+            # A second at most: a signal that comes just before `poll` is handled after it.
+            left = min(by - time.monotonic(), 1.0)
             if left <= 0:
                 return False
             # A pidfd tells of the end, not of a stop: with a terminal, Ctrl-Z has to be looked for.
