@@ -240,7 +240,7 @@ def test_work_that_needs_spark_is_refused_before_anything_is_claimed(
     add_dataset(lite, "flakes", hostname=str(tmp_path / "flakes"), format="orc")
     add_dataset(lite, "bucket", hostname="s3a://shop/bucket")
     for slug, why in (
-        ("native", "pipelines/native/own.py: `run` takes pyspark.sql.DataFrame, and the engine"),
+        ("native", "pipelines/native/own.py: `run` takes pyspark.sql.DataFrame, but the local"),
         ("orc", "'flakes' is in the format 'orc', which only Spark can read and write"),
         ("far", "'bucket' is in an object store, which only Spark can read and write"),
     ):
@@ -248,7 +248,7 @@ def test_work_that_needs_spark_is_refused_before_anything_is_claimed(
             run(lite, project, slug)
         assert str(told.value).startswith(why)
         assert "\n" not in str(told.value)
-        assert "`engine: local` and --engine local" in str(told.value)
+        assert "engine: local" in str(told.value)
     assert statuses(lite) == {}
 
 
