@@ -239,6 +239,50 @@ class Mirror(PublicMirror):
             nothing = AssetKeyTable.update().values(cached_status_data=None)
             db.execute(nothing.where(_KEYS.asset_key == key.to_string()))
 
+    def wrong_caches(self, after: int) -> list[str]:
+        # Dagster reads an asset's newest materialization and then its newest plan. If both are
+        # written between the two, its cache takes the plan for the newest event, and never looks
+        # for the materialization.
+        translator, domains = self._known
+        if translator is None or internals.flaws(internals.CACHES):
+            return []
+        query = (
+            sql.select(_EVENTS.asset_key, _EVENTS.partition, _EVENTS.id)
+            .where(_EVENTS.id > after, _EVENTS.dagster_event_type == _MATERIALIZED)
+            .order_by(_EVENTS.id.desc())
+            .limit(PARTITIONS_PER_STATEMENT)
+        )
+        made: dict[str, dict[str, int]] = {}
+        with self.events.index_connection() as db:
+            for key, partition, number in db.execute(query):
+                if key and partition:
+                    made.setdefault(key, {})[partition] = number
+        found = []
+        for datasetid in sorted(domains) if made else ():
+            key = translator.asset_key(datasetid)
+            if key.to_string() in made:
+                definition = translator.partitions_def(domains[datasetid])
+                if self._cache_lacks(key, definition, made[key.to_string()]):
+                    found.append(datasetid)
+        return found
+
+    def _cache_lacks(
+        self, key: dg.AssetKey, definition: dg.PartitionsDefinition, made: Mapping[str, int]
+    ) -> bool:
+        """Whether Dagster's cache is newer than a materialization, and doesn't count it."""
+        records = self.instance.get_asset_records([key])
+        cache = records[0].asset_entry.cached_status if records else None
+        if cache is None:
+            return False
+        try:
+            counted = cache.deserialize_materialized_partition_subsets(definition)
+        except (dg.DagsterError, LookupError, TypeError, ValueError):
+            return False  # the asset had other partitions: Dagster will count again
+        return any(
+            number <= cache.latest_storage_id and part not in counted
+            for part, number in made.items()
+        )
+
     # --- the partition keys ---
 
     def existing(self, name: str, keys: Sequence[str]) -> set[str]:

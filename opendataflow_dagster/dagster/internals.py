@@ -12,9 +12,10 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-GRID, BATCHES, PAGES, CHECKS, ALERTS, BACKFILLS, STEPS = (
+GRID, BATCHES, CACHES, PAGES, CHECKS, ALERTS, BACKFILLS, STEPS = (
     "grid",
     "batches",
+    "caches",
     "pages",
     "checks",
     "alerts",
@@ -25,6 +26,7 @@ GRID, BATCHES, PAGES, CHECKS, ALERTS, BACKFILLS, STEPS = (
 LOST = {
     GRID: "only READY chunks are shown, but nothing that runs or fails outside Dagster",
     BATCHES: "events are stored one by one, which takes longer",
+    CACHES: "a chunk that becomes READY while its page is drawn may stay missing on it",
     PAGES: "the page of a run outside Dagster has its log, but no step",
     CHECKS: "a check evaluated together with its chunk may appear as not evaluated",
     ALERTS: "run failure sensors don't hear of what fails outside Dagster",
@@ -53,6 +55,7 @@ class Use(NamedTuple):
 _LOG = "dagster._core.storage.event_log"
 _EVENT_STORAGE = f"{_LOG}.sql_event_log:SqlEventLogStorage"
 _RUN_STORAGE = "dagster._core.storage.runs.sql_run_storage:SqlRunStorage"
+_CACHE = "dagster._core.storage.partition_status_cache:AssetStatusCacheValue"
 _PLAN = "dagster._core.snap.execution_plan_snapshot"
 
 USES = (
@@ -110,6 +113,8 @@ USES = (
     Use(GRID, "dagster._serdes:deserialize_value", "val, as_type"),
     Use(BATCHES, f"{_EVENT_STORAGE}.store_asset_event", "self, event, event_id"),
     Use(BATCHES, f"{_EVENT_STORAGE}.store_asset_event_tags", "self, events, event_ids"),
+    Use(CACHES, f"{_CACHE}.deserialize_materialized_partition_subsets", "self, partitions_def"),
+    Use(CACHES, _CACHE, has="latest_storage_id"),
     Use(PAGES, f"{_RUN_STORAGE}.has_job_snapshot", "self, job_snapshot_id"),
     Use(PAGES, f"{_RUN_STORAGE}.add_job_snapshot", "self, job_snapshot"),
     Use(PAGES, f"{_RUN_STORAGE}.has_execution_plan_snapshot", "self, execution_plan_snapshot_id"),

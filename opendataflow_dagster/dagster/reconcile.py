@@ -199,9 +199,10 @@ class _Pass:
         # The marks are read before the work: whatever vanishes meanwhile shows in them next time.
         cursor, before = self.cursor, self.window.marks()
         # A page drawn while a cache was cleared may have restored the old cache.
-        for datasetid in cursor.caches:
+        wrong = self.mirror.wrong_caches(cursor.events)
+        for datasetid in {*cursor.caches, *wrong}:
             self.mirror.forget_cache(self.translator.asset_key(datasetid))
-        cursor.caches = []
+        cursor.caches = wrong
         self._find_whole(before)
         self._look_after_open()
         finished = self._follow() and self._verify() and self._restore_runs()
@@ -422,7 +423,8 @@ class _Pass:
         found = differences(
             self.store, self.mirror, self.translator, datasetid, some, blamed, self.runs
         )
-        if not (self._make(datasetid, found, whole) and self._plan(key, found, whole)):
+        # Plans first: Dagster's cache may miss a materialization that a plan follows at once.
+        if not (self._plan(key, found, whole) and self._make(datasetid, found, whole)):
             return False
         failed = {
             square.dataid: square.truth

@@ -522,6 +522,32 @@ def test_a_stale_cache_restored_by_a_page_is_cleared_again(grid: Grid) -> None:
     grid.agrees()
 
 
+def test_a_chunk_that_a_page_drawn_meanwhile_missed_is_shown_again(
+    grid: Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster looks for an asset's newest materialization, and then for its newest plan."""
+    operations.ready(grid.store, "orders", WEEK)
+    make(grid.store, WEEK[0])
+    grid.tick()
+    assert grid.squares("copies") == {WEEK[0]: READY}
+    newest_plan = grid.instance.get_latest_planned_materialization_info
+
+    def between_the_two(key: dg.AssetKey, partition: str | None = None) -> object:
+        monkeypatch.undo()
+        make(grid.store, WEEK[1])
+        grid.tick()
+        make(grid.store, WEEK[2], fail=True)
+        grid.tick()
+        return newest_plan(key, partition)
+
+    monkeypatch.setattr(grid.instance, "get_latest_planned_materialization_info", between_the_two)
+    grid.squares("copies")
+    assert grid.squares("copies") == {WEEK[0]: READY, WEEK[2]: FAILED}, "Dagster missed one"
+    grid.tick()
+    assert grid.squares("copies") == {WEEK[0]: READY, WEEK[1]: READY, WEEK[2]: FAILED}
+    grid.agrees()
+
+
 def test_events_with_reused_numbers_are_news(grid: Grid) -> None:
     operations.ready(grid.store, "orders", WEEK)
     make(grid.store, WEEK[0])
