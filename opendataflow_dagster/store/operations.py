@@ -44,7 +44,7 @@ from .moves import (
     replaced_by_newer,
     status,
 )
-from .store import DELAY_OVER, Store, job_names, refuse_flawed
+from .store import DELAY_OVER, Store, dataset_names, job_names, refuse_flawed
 
 NO_LIMIT = 2**62
 """More chunks than there are."""
@@ -438,10 +438,6 @@ def unknown_dataset(store: Store, datasetid: str, todo: str = "See `odf dataset 
     """The refusal of a dataset that isn't registered; `todo` says what to run."""
     like = did_you_mean(datasetid, dataset_names(store)) or "."
     return Refused(f"Dataset {datasetid!r} isn't registered{like} {todo}", code="NOT_REGISTERED")
-
-
-def dataset_names(store: Store) -> list[str]:
-    return [name for (name,) in store.db.run("moves.dataset_names")]
 
 
 def refuse_unknown(store: Store, jobid: str, wanted: Sequence[str], rows: Iterable[Move]) -> None:

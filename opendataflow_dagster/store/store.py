@@ -543,13 +543,21 @@ def refuse_flawed(store: Store, plan: Plan) -> None:
 
 def flaw_of(store: Store, plan: Plan) -> str:
     """Why a job can't run at all, as a sentence; for a misspelled name, which one is similar."""
-    known = plan.inputs or plan.outputs
-    return plan.flaw + ((not known and did_you_mean(plan.jobid, job_names(store))) or ".")
+    if plan.inputs or plan.outputs:
+        return f"{plan.flaw}."
+    if plan.jobid in dataset_names(store):
+        return f"{plan.flaw}, but a dataset of that name is."
+    return plan.flaw + (did_you_mean(plan.jobid, job_names(store)) or ".")
 
 
 def job_names(store: Store) -> list[str]:
     """The jobs that are registered."""
     return [name for (name,) in store.db.run("moves.job_names")]
+
+
+def dataset_names(store: Store) -> list[str]:
+    """The datasets that are registered."""
+    return [name for (name,) in store.db.run("moves.dataset_names")]
 
 
 def stale_claim(claims: Sequence[Claim]) -> StaleClaim:

@@ -134,6 +134,17 @@ def test_an_unknown_name_is_refused_alike_by_all_commands(line: Store) -> None:
         assert done.output.count("\n") == (3 if words.startswith("why") else 1)
 
 
+def test_the_name_of_a_dataset_in_place_of_a_job_is_recognized(line: Store) -> None:
+    sql(line, "insert into dataset (datasetid, hostname) values ('a', '/tmp')")
+    why = "Job 'a' isn't registered, but a dataset of that name is"
+    assert odf("hold", "a", "9").stderr.startswith(f"odf: {why}. See `odf job list`")
+    told = odf("why", "a", "9")
+    assert (told.exit_code, told.stdout.splitlines()[1:]) == (
+        4,
+        [f"  NOT_REGISTERED: {why}", "    → odf job list"],
+    )
+
+
 def test_a_misspelled_command_gets_a_suggestion() -> None:
     for words, like in ("stauts", "status"), ("job lst", "list"), ("delete_run", "delete-run"):
         done = odf(*words.split())
