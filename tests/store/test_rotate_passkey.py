@@ -13,7 +13,13 @@ from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.config import credentials
-from opendataflow_dagster.config.credentials import PROPERTIES, decrypt, encrypt, for_dataset
+from opendataflow_dagster.config.credentials import (
+    PROPERTIES,
+    common_salt,
+    decrypt,
+    encrypt,
+    for_dataset,
+)
 from opendataflow_dagster.config.settings import load_settings, parse_properties
 from opendataflow_dagster.errors import CredentialError, DataflowError
 from opendataflow_dagster.store import rotate_passkey
@@ -138,7 +144,8 @@ def test_a_random_key_is_printed_and_used(filled: Store, tmp_path: Path) -> None
 
 
 def test_a_half_done_rotation_is_completed(filled: Store) -> None:
-    add(filled, "done", by(NEW, "done", "x"))
+    salt = common_salt(value for _, value in values(filled) if value)
+    add(filled, "done", encrypt("x", NEW, purpose=for_dataset("done"), salt=salt))
     assert rotate() == (4, True, 1)
     assert texts(filled, NEW)["done"] == "x"
 
