@@ -34,7 +34,6 @@ from dagster._core.storage.runs.sql_run_storage import SqlRunStorage
 from dagster._serdes import serialize_value
 from sqlalchemy.dialects import postgresql, sqlite
 
-from ..errors import WrongUse
 from ..model import FAILED, READY, RUNNING
 from . import internals
 from .events import GENERATION_ENTRY, VERSION_TAG
@@ -86,10 +85,12 @@ class Mirror(PublicMirror):
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         super().__init__(instance)
-        self.events: SqlEventLogStorage = _unwrapped(
+        self.events: SqlEventLogStorage = internals.unwrapped(
             instance.event_log_storage, "event_log_storage", SqlEventLogStorage
         )
-        self.runs: SqlRunStorage = _unwrapped(instance.run_storage, "run_storage", SqlRunStorage)
+        self.runs: SqlRunStorage = internals.unwrapped(
+            instance.run_storage, "run_storage", SqlRunStorage
+        )
 
     @property
     def batch(self) -> int:
@@ -117,7 +118,7 @@ class Mirror(PublicMirror):
         for some in in_batches(materializations):
             if observed:
                 seen = [AssetObservationData(observation(event)) for event in some]
-                self._write([_runless(_OBSERVED, data) for data in seen])
+                self._write([_entry(NO_RUN, NO_RUN, _OBSERVED, data) for data in seen])
             runs = [by.get(event.partition or "", (NO_RUN, NO_RUN)) for event in some]
             made = [StepMaterializationData(event) for event in some]
             self._write(
@@ -239,49 +240,18 @@ class Mirror(PublicMirror):
             nothing = AssetKeyTable.update().values(cached_status_data=None)
             db.execute(nothing.where(_KEYS.asset_key == key.to_string()))
 
-    def wrong_caches(self, after: int) -> list[str]:
-        # Dagster reads an asset's newest materialization and then its newest plan. If both are
-        # written between the two, its cache takes the plan for the newest event, and never looks
-        # for the materialization.
-        translator, domains = self._known
-        if translator is None or internals.flaws(internals.CACHES):
-            return []
+    def made_since(self, after: int) -> dict[str, dict[str, int]]:
         query = (
             sql.select(_EVENTS.asset_key, _EVENTS.partition, _EVENTS.id)
             .where(_EVENTS.id > after, _EVENTS.dagster_event_type == _MATERIALIZED)
             .order_by(_EVENTS.id.desc())
             .limit(PARTITIONS_PER_STATEMENT)
         )
-        made: dict[str, dict[str, int]] = {}
+        found: dict[str, dict[str, int]] = {}
         with self.events.index_connection() as db:
             for key, partition, number in db.execute(query):
-                if key and partition:
-                    made.setdefault(key, {})[partition] = number
-        found = []
-        for datasetid in sorted(domains) if made else ():
-            key = translator.asset_key(datasetid)
-            if key.to_string() in made:
-                definition = translator.partitions_def(domains[datasetid])
-                if self._cache_lacks(key, definition, made[key.to_string()]):
-                    found.append(datasetid)
+                found.setdefault(key, {})[partition] = number
         return found
-
-    def _cache_lacks(
-        self, key: dg.AssetKey, definition: dg.PartitionsDefinition, made: Mapping[str, int]
-    ) -> bool:
-        """Whether Dagster's cache is newer than a materialization, and doesn't count it."""
-        records = self.instance.get_asset_records([key])
-        cache = records[0].asset_entry.cached_status if records else None
-        if cache is None:
-            return False
-        try:
-            counted = cache.deserialize_materialized_partition_subsets(definition)
-        except (dg.DagsterError, LookupError, TypeError, ValueError):
-            return False  # the asset had other partitions: Dagster will count again
-        return any(
-            number <= cache.latest_storage_id and part not in counted
-            for part, number in made.items()
-        )
 
     # --- the partition keys ---
 
@@ -624,19 +594,3 @@ def _entry(run_id: str, job_name: str, kind: str, data: Any) -> dg.EventLogEntry
         job_name=job_name,
         dagster_event=event,
     )
-
-
-def _runless(kind: str, data: Any) -> dg.EventLogEntry:
-    return _entry(NO_RUN, NO_RUN, kind, data)
-
-
-def _unwrapped(storage: Any, name: str, kind: type) -> Any:
-    """Return the storage inside the wrapper that `storage:` in dagster.yaml puts around it."""
-    while not isinstance(storage, kind) and hasattr(storage, "_storage"):
-        storage = getattr(storage._storage, name)
-    if not isinstance(storage, kind):
-        raise WrongUse(
-            f"Dagster keeps its {name} in {type(storage).__name__}, which can't show statuses of "
-            "work outside Dagster. Use SQLite or dagster-postgres in dagster.yaml."
-        )
-    return storage

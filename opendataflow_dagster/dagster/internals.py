@@ -12,6 +12,8 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
+from ..errors import WrongUse
+
 GRID, BATCHES, CACHES, PAGES, CHECKS, ALERTS, BACKFILLS, STEPS = (
     "grid",
     "batches",
@@ -175,6 +177,18 @@ def degraded(parts: Iterable[str] = LOST) -> str:
     """Return the same with the command that helps."""
     lost = what_is_lost(parts)
     return f"{lost}. Run: {INSTALL_COMMAND}" if lost else ""
+
+
+def unwrapped(storage: Any, name: str, kind: type) -> Any:
+    """Return the storage inside the wrapper that `storage:` in dagster.yaml puts around it."""
+    while not isinstance(storage, kind) and hasattr(storage, "_storage"):
+        storage = getattr(storage._storage, name)
+    if not isinstance(storage, kind):
+        raise WrongUse(
+            f"Dagster keeps its {name} in {type(storage).__name__}, which can't show statuses of "
+            "work outside Dagster. Use SQLite or dagster-postgres in dagster.yaml."
+        )
+    return storage
 
 
 def _flaw(use: Use) -> str:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import dagster as dg
 
 from ..model import FAILED, READY, RUNNING
+from . import internals
 from .events import GENERATION_ENTRY, VERSION_TAG
 from .translator import DataflowTranslator
 from .versions import RunLog, observation
@@ -173,9 +174,45 @@ class PublicMirror:
     def forget_cache(self, key: dg.AssetKey) -> None:
         """Make the UI count an asset's partitions again: its cache never drops any."""
 
+    def made_since(self, after: int) -> dict[str, dict[str, int]]:
+        """Return the latest materializations since a number: by asset and partition, their own."""
+        return {}
+
     def wrong_caches(self, after: int) -> list[str]:
-        """Return the datasets whose caches missed a materialization since the number `after`."""
-        return []
+        """Return the datasets whose caches missed one of the materializations since a number.
+
+        Dagster reads an asset's newest materialization and then its newest plan. If both are
+        written between the two, its cache takes the plan for the newest event, and never looks for
+        the materialization.
+        """
+        translator, domains = self._known
+        if translator is None or internals.flaws(internals.CACHES):
+            return []
+        made = self.made_since(after)
+        found = []
+        for datasetid in sorted(domains) if made else ():
+            key = translator.asset_key(datasetid)
+            definition = translator.partitions_def(domains[datasetid])
+            if self._cache_lacks(key, definition, made.get(key.to_string(), {})):
+                found.append(datasetid)
+        return found
+
+    def _cache_lacks(
+        self, key: dg.AssetKey, definition: dg.PartitionsDefinition, made: Mapping[str, int]
+    ) -> bool:
+        """Whether Dagster's cache is newer than a materialization, and doesn't count it."""
+        records = self.instance.get_asset_records([key]) if made else ()
+        cache = records[0].asset_entry.cached_status if records else None
+        if cache is None:
+            return False
+        try:
+            counted = cache.deserialize_materialized_partition_subsets(definition)
+        except (dg.DagsterError, LookupError, TypeError, ValueError):
+            return False  # the asset had other partitions: Dagster will count again
+        return any(
+            number <= cache.latest_storage_id and part is not None and part not in counted
+            for part, number in made.items()
+        )
 
     # --- the partition keys ---
 
