@@ -1,5 +1,5 @@
 import dagster as dg
-import shop
+import shop  # your project, as it is
 from sums import revenue
 
 from opendataflow_dagster import Chunk, DataflowResource, build_definitions, dataflow_assets

@@ -1,9 +1,7 @@
 """Partitions that the project defines itself: days, hours, weeks, a list, keys of its own."""
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pandas as pd
@@ -356,27 +354,6 @@ def test_several_dimensions_are_refused_in_one_line() -> None:
     )
     with pytest.raises(WrongUse, match=r"partitions_def\('sales'\) is a MultiPart.*one dimension"):
         build_definitions(flow=flow, translator=Own(sales=both))
-
-
-def test_the_example_of_the_page(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "dagster.md").read_text()
-    [section] = re.findall(r"### Your own partitions\n.*?```python\n(.*?)```", page, re.DOTALL)
-    found: dict[str, Any] = {"dg": dg, "DataflowTranslator": DataflowTranslator}
-    exec(section, found)
-    names = found["Ours"]()
-    copy = dataflow_assets(job="copy", inputs=["sales"], outputs=["copies"], translator=names)(
-        lambda chunk: chunk.dataid.encode()
-    )
-    dataflow = DataflowResource.ephemeral(ready={"sales": ["2026-11-01", "2026-11-02"]})
-    assert dataflow.materialize([copy], "2026-11-01").success
-    assert status(dataflow.store, "copies", "2026-11-01", "copy") == READY
-    done = dataflow.materialize([copy])
-    assert [event.partition for event in done.asset_materializations_for_node("copy")] == [
-        "2026-11-02"
-    ]
-    today = dataflow.store.today()
-    assert names.partitions_def("sales").has_partition_key(today)
-    assert names.partitions_def("other").name == "dataflow/other"
 
 
 @pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated")  # Dagster's own

@@ -1,6 +1,7 @@
 """Functions of DataFrames as assets: their session, evidence, checks, batches and threads."""
 
 import os
+import runpy
 import signal
 import threading
 import time
@@ -39,6 +40,7 @@ from tests.dagster.test_assets import RANGE, Ran, metadata
 from tests.support.spark_line import Line
 from tests.support.store_fixtures import connect, policy, put, sql, status
 
+EXAMPLES = Path(__file__).parents[1] / "projects" / "dagster_page"
 Run = Callable[..., Ran]
 
 
@@ -254,6 +256,25 @@ def test_a_resource_of_ours_has_the_session_and_sets_what_can_be_set(
 
     assert run(look, "1", pyspark=True, resources={"pyspark": resource}).success
     assert seen == [(spark, "3")]
+
+
+def test_the_example_of_the_page(
+    line: Line, instance: dg.DagsterInstance, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.job("enrich", "sales", "enriched")
+    line.arrive("sales", _1=line.spark.createDataFrame([(1, 100.0)], "id int, amount double"))
+    monkeypatch.setenv("DATAFLOW_URL", sqlite_url)
+    defs = runpy.run_path(str(EXAMPLES / "enriched.py"))["defs"]
+    instance.add_dynamic_partitions("dataflow/sales", ["1"])
+
+    job = defs.resolve_implicit_global_asset_job_def()
+    done = job.execute_in_process(
+        instance=instance, asset_selection=[dg.AssetKey("enriched")], partition_key="1"
+    )
+
+    assert done.success
+    assert line.rows("enriched", "1") == [(1, 100.0, 119.0)]
+    assert [event.passed for event in done.get_asset_check_evaluations()] == [True] * 3
 
 
 def test_without_a_resource_the_properties_say_how_the_session_is(

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 HOWTO = sorted((ROOT / "docs" / "howto").glob("*.md"))
 INSTALL = ROOT / "docs" / "howto" / "install.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md")), *HOWTO]
+QUOTING = [*HOWTO, ROOT / "docs" / "dagster.md"]
 UPDATE = "to update: python -m tests.support.transcripts"
 BLOCK = re.compile(r'^ *```(\w*)(?: title="([^"]+)")?\n(.*?)^ *```$', re.MULTILINE | re.DOTALL)
 
@@ -29,7 +30,7 @@ def test_the_wheel_is_installed_as_the_page_says(wheel: Path, tmp_path: Path) ->
     assert not changed, changed
 
 
-@pytest.mark.parametrize("page", HOWTO, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", QUOTING, ids=lambda page: page.stem)
 def test_what_is_not_played_is_copied_from_a_file_that_is_run(page: Path) -> None:
     for language, source, text in BLOCK.findall(page.read_text()):
         if language != "console":

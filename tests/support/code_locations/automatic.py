@@ -13,10 +13,10 @@ from opendataflow_dagster import (
     dataflow_assets,
 )
 
-condition = dg.AutomationCondition
 folder = Path(os.environ["FLOW_FOLDER"])
 dataflow = DataflowResource(url=os.environ["DATAFLOW_URL"])
 
+condition = dg.AutomationCondition
 on_new_data = condition.eager().replace(
     "any_deps_updated", condition.any_deps_match(condition.data_version_changed())
 )

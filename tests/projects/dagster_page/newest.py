@@ -1,0 +1,4 @@
+from opendataflow_dagster import DataflowTranslator
+
+class Ours(DataflowTranslator):
+    window = 10_000
