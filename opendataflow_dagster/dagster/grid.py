@@ -29,6 +29,7 @@ from dagster._core.storage.event_log.schema import (
 )
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
+from dagster._core.storage.partition_status_cache import AssetStatusCacheValue
 from dagster._core.storage.runs.schema import BulkActionsTable, RunsTable
 from dagster._core.storage.runs.sql_run_storage import SqlRunStorage
 from dagster._serdes import serialize_value
@@ -240,18 +241,21 @@ class Mirror(PublicMirror):
             nothing = AssetKeyTable.update().values(cached_status_data=None)
             db.execute(nothing.where(_KEYS.asset_key == key.to_string()))
 
-    def made_since(self, after: int) -> dict[str, dict[str, int]]:
+    def cached_since(self, after: int) -> list[tuple[str, Any, dict[str, int]]]:
         query = (
             sql.select(_EVENTS.asset_key, _EVENTS.partition, _EVENTS.id)
             .where(_EVENTS.id > after, _EVENTS.dagster_event_type == _MATERIALIZED)
             .order_by(_EVENTS.id.desc())
             .limit(PARTITIONS_PER_STATEMENT)
         )
-        found: dict[str, dict[str, int]] = {}
+        made: dict[str, dict[str, int]] = {}
         with self.events.index_connection() as db:
             for key, partition, number in db.execute(query):
-                found.setdefault(key, {})[partition] = number
-        return found
+                made.setdefault(key, {})[partition] = number
+            query = sql.select(_KEYS.asset_key, _KEYS.cached_status_data)
+            query = query.where(_KEYS.asset_key.in_(made), _KEYS.cached_status_data.is_not(None))
+            rows = db.execute(query).fetchall() if made else ()
+        return [(key, AssetStatusCacheValue.from_db_string(text), made[key]) for key, text in rows]
 
     # --- the partition keys ---
 

@@ -115,6 +115,7 @@ USES = (
     Use(GRID, "dagster._serdes:deserialize_value", "val, as_type"),
     Use(BATCHES, f"{_EVENT_STORAGE}.store_asset_event", "self, event, event_id"),
     Use(BATCHES, f"{_EVENT_STORAGE}.store_asset_event_tags", "self, events, event_ids"),
+    Use(GRID, f"{_CACHE}.from_db_string", "db_string"),
     Use(CACHES, f"{_CACHE}.deserialize_materialized_partition_subsets", "self, partitions_def"),
     Use(CACHES, _CACHE, has="latest_storage_id"),
     Use(PAGES, f"{_RUN_STORAGE}.has_job_snapshot", "self, job_snapshot_id"),

@@ -174,9 +174,9 @@ class PublicMirror:
     def forget_cache(self, key: dg.AssetKey) -> None:
         """Make the UI count an asset's partitions again: its cache never drops any."""
 
-    def made_since(self, after: int) -> dict[str, dict[str, int]]:
-        """Return the latest materializations since a number: by asset and partition, their own."""
-        return {}
+    def cached_since(self, after: int) -> list[tuple[str, Any, dict[str, int]]]:
+        """Return assets with materializations since a number, their caches, and the numbers."""
+        return []
 
     def wrong_caches(self, after: int) -> list[str]:
         """Return the datasets whose caches missed one of the materializations since a number.
@@ -188,31 +188,15 @@ class PublicMirror:
         translator, domains = self._known
         if translator is None or internals.flaws(internals.CACHES):
             return []
-        made = self.made_since(after)
-        found = []
-        for datasetid in sorted(domains) if made else ():
-            key = translator.asset_key(datasetid)
-            definition = translator.partitions_def(domains[datasetid])
-            if self._cache_lacks(key, definition, made.get(key.to_string(), {})):
+        found, datasets = [], {}
+        for key, cache, made in self.cached_since(after):
+            datasets = datasets or {
+                translator.asset_key(datasetid).to_string(): datasetid for datasetid in domains
+            }
+            datasetid = datasets.get(key)
+            if datasetid and _lacks(cache, translator.partitions_def(domains[datasetid]), made):
                 found.append(datasetid)
         return found
-
-    def _cache_lacks(
-        self, key: dg.AssetKey, definition: dg.PartitionsDefinition, made: Mapping[str, int]
-    ) -> bool:
-        """Whether Dagster's cache is newer than a materialization, and doesn't count it."""
-        records = self.instance.get_asset_records([key]) if made else ()
-        cache = records[0].asset_entry.cached_status if records else None
-        if cache is None:
-            return False
-        try:
-            counted = cache.deserialize_materialized_partition_subsets(definition)
-        except (dg.DagsterError, LookupError, TypeError, ValueError):
-            return False  # the asset had other partitions: Dagster will count again
-        return any(
-            number <= cache.latest_storage_id and part is not None and part not in counted
-            for part, number in made.items()
-        )
 
     # --- the partition keys ---
 
@@ -324,6 +308,18 @@ class PublicMirror:
                 wanted = states if partitions is None else partitions
                 return {part: states[part] for part in wanted if part in states}
         return {}
+
+
+def _lacks(cache: Any, definition: dg.PartitionsDefinition, made: Mapping[str, int]) -> bool:
+    """Whether Dagster's cache is newer than a materialization, and doesn't count it."""
+    try:
+        counted = cache.deserialize_materialized_partition_subsets(definition)
+    except (AttributeError, dg.DagsterError, LookupError, TypeError, ValueError):
+        return False  # the asset had other partitions: Dagster will count again
+    return any(
+        number <= cache.latest_storage_id and part is not None and part not in counted
+        for part, number in made.items()
+    )
 
 
 def in_batches(items: Sequence[Any] | None) -> Iterator[Any]:
