@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -185,6 +186,12 @@ def test_the_pipelines_of_a_project_are_assets_and_need_no_tables_to_load(
 
     Path(sqlite_url.removeprefix("sqlite:///")).unlink()
     assert "shop_daily" in specs(load(project="./shop"))
+
+
+def test_the_example_of_the_page_of_pipelines(load: Load, project: Path) -> None:
+    page = Path(__file__).parents[1] / "projects" / "pipelines_page"
+    shutil.copytree(page / "shop", project.parents[2] / "shop")
+    assert "daily_sales_clean" in specs(load((page / "defs.yaml").read_text()))
 
 
 @pytest.mark.parametrize("named", [".summing.sums", ".summing:sums", "./summing.py:sums"])

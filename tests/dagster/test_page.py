@@ -23,7 +23,7 @@ from opendataflow_dagster.dagster.operator_jobs import operator_jobs
 from opendataflow_dagster.model import FAILED, READY
 from opendataflow_dagster.store import operations
 from opendataflow_dagster.store.registry import add_dataset, policy
-from tests.support.dagster_instances import tick_of_reconcile
+from tests.support.dagster_instances import shown_assets, tick_of_reconcile
 from tests.support.store_fixtures import put, register, status
 
 EXAMPLES = Path(__file__).parents[1] / "projects" / "dagster_page"
@@ -86,6 +86,16 @@ def test_a_check(load: Load, dataflow: DataflowResource, rows: int, then: str) -
     assert done.success is (then == READY)
 
 
+def test_the_example_of_the_readme(load: Load) -> None:
+    dataflow = DataflowResource.ephemeral(
+        ready={"checked": [DAY]}, places={"checked": Path("data", "sales").absolute()}
+    )
+    module = load("total")
+    assert dataflow.materialize([module["total"]], DAY).success
+    assert status(dataflow.store, "total", DAY, "total") == READY
+    assert shown_assets(module["defs"])["counts"]
+
+
 def test_names_and_looks(load: Load) -> None:
     defs = build_definitions(flow="flow.yml", translator=load("names")["Ours"]())
     counts = defs.resolve_assets_def(dg.AssetKey(["flow", "counts"]))
@@ -142,3 +152,11 @@ def test_an_operator_asks_what_a_resubmission_would_change(load: Load) -> None:
     )
     assert done.success
     assert status(dataflow.store, "checked", DAY, "check") == READY
+
+
+def test_the_pipelines_of_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of docs/pipelines.md."""
+    page = shutil.copytree(EXAMPLES.parent / "pipelines_page", tmp_path / "page")
+    monkeypatch.chdir(page)
+    defs = runpy.run_path("definitions.py")["defs"]
+    assert shown_assets(defs)["daily_sales_clean"]

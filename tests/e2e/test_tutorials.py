@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 HOWTO = sorted((ROOT / "docs" / "howto").glob("*.md"))
 INSTALL = ROOT / "docs" / "howto" / "install.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md")), *HOWTO]
-QUOTING = [*HOWTO, ROOT / "docs" / "dagster.md"]
+QUOTING = [*HOWTO, *(ROOT / "docs" / name for name in ("dagster.md", "pipelines.md"))]
 UPDATE = "to update: python -m tests.support.transcripts"
 BLOCK = re.compile(r'^ *```(\w*)(?: title="([^"]+)")?\n(.*?)^ *```$', re.MULTILINE | re.DOTALL)
 
@@ -33,7 +33,7 @@ def test_the_wheel_is_installed_as_the_page_says(wheel: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("page", QUOTING, ids=lambda page: page.stem)
 def test_what_is_not_played_is_copied_from_a_file_that_is_run(page: Path) -> None:
     for language, source, text in BLOCK.findall(page.read_text()):
-        if language != "console":
+        if language and language != "console":
             assert source, f"a block of {page.name} is neither played nor has it a title: {text}"
             assert text in (ROOT / source).read_text(), f"{page.name} and {source} differ: {text}"
 

@@ -25,6 +25,7 @@ from opendataflow_dagster.pipelines.project import ENGINES, LOCAL, Project, read
 from opendataflow_dagster.pipelines.sources import CsvSource
 from opendataflow_dagster.pipelines.task import processes
 from opendataflow_dagster.pipelines.transformation import TransformationError, engine_of, load
+from opendataflow_dagster.pipelines.validate import validate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -121,6 +122,21 @@ def test_both_engines_give_the_same_rows(made: Made) -> None:
         assert first.rows == 4
         assert first.engine == engine.engine_of(slug, "price")
     assert [engine.engine_of(slug, "price") for slug in WAYS] == ["pandas", "spark"]
+
+
+def test_the_example_of_the_page_has_the_same_rows_in_spark(made: Made) -> None:
+    engine = made("pipelines_page/shop")
+    assert [(each.name, each.message) for each in validate(engine.project)] == [
+        ("daily_sales.clean_orders", ""),
+        ("daily_sales.add_products", ""),
+        ("daily_sales_spark.add_products", ""),
+    ]
+    frames = sources(engine.project, "daily_sales")
+    both = [
+        as_pandas(engine.run(slug, "add_products", frames).frame)
+        for slug in ("daily_sales", "daily_sales_spark")
+    ]
+    pd.testing.assert_frame_equal(*both)
 
 
 def test_pandas_on_spark_is_refused_and_the_engines_are_named(made: Made) -> None:

@@ -1,0 +1,3 @@
+from opendataflow_dagster import build_definitions
+
+defs = build_definitions(projects=["shop"])
