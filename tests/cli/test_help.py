@@ -3,11 +3,13 @@
 import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import click
 import pytest
-from click.shell_completion import ShellComplete
+from click.shell_completion import ShellComplete, get_completion_class
 from click.testing import CliRunner
 
 from opendataflow_dagster.cli.app import COMMANDS, GROUPS, Commands, app
@@ -144,6 +146,19 @@ def test_a_shell_completes_jobs_and_datasets(
     sql(store, "insert into dataset (datasetid, hostname) values ('raw', '/tmp')")
     complete = ShellComplete(app, {}, "odf", "_ODF_COMPLETE")
     assert [item.value for item in complete.get_completions(words, incomplete)] == found
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_line_of_a_shells_startup_file_is_documented(shell: str) -> None:
+    source = get_completion_class(shell)(app, {}, "odf", "_ODF_COMPLETE").source()
+    assert f"_ODF_COMPLETE={shell}_complete" in source
+    page = (ROOT / "docs" / "configuration.md").read_text().replace("\\|", "|")
+    [line] = re.findall(rf"`([^`]*_ODF_COMPLETE={shell}_source odf[^`]*)`", page)
+    if shell == "bash":
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        script = f"{line}; complete -p odf"
+        done = subprocess.run(["bash", "-ec", script], env={**os.environ, "PATH": path})
+        assert done.returncode == 0
 
 
 def test_completion_without_tables_is_silent_and_makes_none(

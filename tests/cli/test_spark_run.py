@@ -1,6 +1,8 @@
 """`odf run --spark` as typed: exit codes, messages, signals, and claims lost meanwhile."""
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -148,9 +150,8 @@ def test_a_module_may_use_spark_functions_at_its_top(folder: Path) -> None:
 
 def test_the_commands_of_the_page_work_as_typed(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
-    jobs = text.partition("```python\n")[2].partition("```")[0]
-    commands = text.partition("```python\n")[2].partition("```\n\n```\n")[2].partition("```")[0]
-    (tmp_path / "jobs.py").write_text(jobs)
+    [commands] = re.findall(r"^```\w*\n(odf dataset add checked .*?)```$", text, re.M | re.S)
+    shutil.copy(Path(__file__).parents[1] / "projects" / "spark_page" / "jobs.py", tmp_path)
     (tmp_path / "data" / "checked").mkdir(parents=True)
     (tmp_path / "data" / "checked" / "2026-11-17.csv").write_text("id,shop,amount\n1,a,5\n2,b,\n")
     typed = "odf init\n" + commands.replace("/data/", f"{tmp_path}/data/")

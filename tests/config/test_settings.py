@@ -34,6 +34,17 @@ def properties(folder: Path, text: str, name: str = "dataflow.properties") -> Pa
     return path
 
 
+@pytest.mark.parametrize("page", ["configuration_page", "spark_page"])
+def test_the_files_of_the_pages(page: str) -> None:
+    file = Path(__file__).parents[1] / "projects" / page / "dataflow.properties"
+    found = load_settings(str(file), environ={})
+    assert found.url == "postgresql://db.example:5432/dataflow"
+    if page == "configuration_page":
+        assert (found.user, found.schema, found.timezone) == ("etl", "dataflow", "Europe/Berlin")
+    else:
+        assert found.values["spark.executor.memory"] == "8g"
+
+
 # --- who wins ---
 
 

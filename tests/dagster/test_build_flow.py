@@ -1,6 +1,5 @@
 """Definitions from a flow need no database; missing registrations are reported or added."""
 
-import re
 import socket
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from opendataflow_dagster.store.store import Store
 from tests.support.dagster_instances import shown_assets as assets
 from tests.support.dagster_instances import tick_of_reconcile as tick
 from tests.support.store_fixtures import close, put, register, status
+from tests.support.transcripts import BLOCK, commands
 
 NOWHERE = "postgresql://etl@nowhere.invalid/etl"
 
@@ -562,11 +562,12 @@ def test_the_tutorial_makes_a_green_square(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
-    text = (Path(__file__).parents[2] / "docs" / "dagster_tutorial.md").read_text()
-    *commands, start = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-    assert start == "dagster dev -f definitions.py\n"
-    for command in commands:
-        subprocess.run(["sh", "-ec", command], check=True)
+    page = (Path(__file__).parents[2] / "docs" / "dagster_tutorial.md").read_text()
+    before, start, _ = page.partition("Start Dagster by `dagster dev -f definitions.py`")
+    assert start
+    for block in BLOCK.findall(before):
+        for command, _ in commands(block):
+            subprocess.run(["sh", "-ec", command], check=True)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "definitions", raising=False)
     from definitions import defs

@@ -1,7 +1,7 @@
 """Modules beside a job's function reach the executors: classic sessions, Spark Connect."""
 
 import os
-import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def double(numbers):
     return numbers.select(one("n").alias("n"), F.udf(twice, "long")("n").alias("m"))
 """
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "spark.md"
+EXAMPLES = Path(__file__).resolve().parents[1] / "projects" / "spark_page"
 
 Odf = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -100,8 +100,7 @@ def test_on_a_cluster(odf: Odf, tmp_path: Path, spark_cluster: Cluster) -> None:
 @pytest.mark.timeout(240)
 def test_spark_submit_in_client_mode(odf: Odf, tmp_path: Path, spark_cluster: Cluster) -> None:
     """The entry file of docs/spark.md; the exit code is ours."""
-    [entry] = re.findall(r"```python\n(# entry\.py\n.*?)```", DOCS.read_text(), re.DOTALL)
-    (tmp_path / "entry.py").write_text(entry)
+    shutil.copy(EXAMPLES / "entry.py", tmp_path)
     conf = [
         word for key, value in spark_cluster.conf.items() for word in ("--conf", f"{key}={value}")
     ]

@@ -91,8 +91,7 @@ def editor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Editor]:
 
 
 def test_the_example_of_the_documents_has_no_problem(editor: Editor) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "flow.md").read_text()
-    text = page.split("```yaml\n")[1].split("```")[0]
+    text = (Path(__file__).parents[1] / "projects" / "flow_page" / "flow.yml").read_text()
     assert text.startswith(MODELINE)
     assert editor.problems(text) == []
 

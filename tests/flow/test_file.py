@@ -1,6 +1,7 @@
 """What a flow.yml may say, and what is refused: by the parser and by the JSON schema."""
 
 import json
+import runpy
 import time
 from datetime import date
 from pathlib import Path
@@ -303,16 +304,15 @@ def test_the_schema_accepts_and_refuses_what_the_parser_does(document: Any) -> N
 
 
 def test_the_example_of_the_documents_is_a_flow() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "flow.md").read_text()
-    written = page.split("```yaml\n")[1].split("```")[0]
+    examples = Path(__file__).parents[1] / "projects" / "flow_page"
+    written = (examples / "flow.yml").read_text()
     flow = Flow.parse(written)
     assert Draft7Validator(json_schema()).is_valid(yaml.safe_load(written))
     assert [job.policy for job in flow.jobs] == [
         {"max_attempts": "3", "concurrency": "4", "retry_delay": "10m"}
     ]
-    names: dict[str, Any] = {}
-    exec(page.split("```python\n")[1].split("```")[0], names)
-    assert names["flow"].name == "shop"
+    flow = runpy.run_path(str(examples / "flows.py"))["flow"]
+    assert (flow.name, [job.run for job in flow.jobs]) == ("shop", ["./check.sh"])
 
 
 def test_the_documents_name_every_key() -> None:

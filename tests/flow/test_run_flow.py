@@ -18,6 +18,8 @@ from opendataflow_dagster.store.overview import failures
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import check, put, sql
 
+EXAMPLES = Path(__file__).parents[1] / "projects" / "flow_page"
+
 Odf = Callable[..., subprocess.CompletedProcess[str]]
 
 FLOW = """
@@ -225,6 +227,18 @@ def test_expectations_of_the_flow_gate_each_chunk(odf: Odf, store: Store) -> Non
     assert validated["copy", "5"] == (True, "exists passed")
     odf("--all", "--job", "make", "./make.sh")  # a script by its path isn't the flow's
     check(store)
+
+
+@pytest.mark.parametrize(("rows", "ended"), [(1, "done 1, failed 0"), (0, "done 0, failed 1")])
+def test_the_expectations_of_the_page(odf: Odf, store: Store, rows: int, ended: str) -> None:
+    shutil.copy(EXAMPLES / "expect" / "flow.yml", "flow.yml")
+    Path("check.sh").write_text(
+        "mkdir -p data/checked && echo 1 > data/checked/$dataid.csv\n"
+        f'echo \'{{"rows": {rows}}}\' >> "$DATAFLOW_RESULT"\n'
+    )
+    apply_flow(store, Flow.load())
+    put(store, "sales", "2026-11-01")
+    assert ended in odf("--all", "check", code=1 - rows).stderr
 
 
 def test_all_jobs_are_run_in_the_order_of_their_data(odf: Odf, store: Store) -> None:

@@ -16,6 +16,7 @@ from opendataflow_dagster.runner.environment import FOLDER_PREFIX
 from opendataflow_dagster.runner.run import Outcome, is_alive, run_job
 from opendataflow_dagster.runner.script import CodeVersion, git_commit
 from opendataflow_dagster.store.history import history
+from opendataflow_dagster.store.registry import add_dataset
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import check, expire, policy, put, register, sql, status, take
 
@@ -56,6 +57,24 @@ def fact(store: Store, *columns: str, datasetid: str = "bobout") -> tuple:
     names = ", ".join(columns)
     [found] = sql(store, f"select {names} from chunkfact where datasetid = :d", d=datasetid)
     return found
+
+
+@pytest.mark.parametrize(("day", "ended"), [("a;1\n", READY), ("", FAILED)])
+def test_the_script_of_the_page(
+    loadbob: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, day: str, ended: str
+) -> None:
+    page = Path(__file__).parents[1] / "projects" / "environment_page"
+    monkeypatch.chdir(tmp_path)
+    for datasetid in ("bobin", "bobout"):
+        Path(datasetid).mkdir()
+        add_dataset(loadbob, datasetid, hostname=datasetid)
+    Path("bobin", "1.csv").write_text(day)
+
+    run_job(loadbob, "loadbob", ["sh", str(page / "convert.sh")], say=lambda line: None)
+
+    assert status(loadbob, "bobout", "1", "loadbob") == ended
+    assert Path("bobout", "1.csv").read_text() == day.replace(";", ",")
+    assert fact(loadbob, "rows") == (len(day.splitlines()),)
 
 
 def test_rows_metadata_and_checks_are_recorded(loadbob: Store) -> None:

@@ -2,8 +2,10 @@
 
 import datetime as dt
 import re
+import runpy
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, localcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,6 +16,7 @@ from opendataflow_dagster.chunk import ERROR, WARN, Checked, Chunk
 from opendataflow_dagster.errors import WrongUse
 from opendataflow_dagster.spark.evidence import Evidence, evidence_by_group, observed
 from opendataflow_dagster.spark.expectations import rules_of
+from tests.support.spark_line import Line
 
 CHUNK = cast(Chunk, SimpleNamespace(dataid="2026-11-18"))
 ROWS = (
@@ -473,3 +476,18 @@ def test_malformed_expectations_are_refused_in_one_line(
     with pytest.raises(WrongUse, match=message) as refused:
         rules_of(expect, outputs)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("amount", "reason"), [(5, ""), (0, "a sale of nothing")])
+def test_the_example_of_the_page(line: Line, amount: int, reason: str) -> None:
+    page = Path(__file__).parents[1] / "projects" / "spark_page"
+    columns = "id int, shop string, day date, amount int, comment string"
+    rows = [(1, "a", dt.date(2026, 11, 1), amount, None)] * 2
+    line.job("check", "sales", "checked")
+    line.arrive("sales", _1=line.spark.createDataFrame(rows, columns))
+
+    line.run("check", runpy.run_path(str(page / "expectations.py"))["checked"])
+
+    assert reason in line.reason()
+    if not reason:
+        assert line.rows("checked", "1") == [rows[0]]

@@ -1,0 +1,3 @@
+from opendataflow_dagster.cli import main
+
+main()
