@@ -2,6 +2,8 @@
 
 In a block of `console`, `$` begins a command; what it prints follows. A line `…` stands for any
 lines. Folder and variables last from one command to the next, as in a shell.
+What a page needs before its reader's first command is such a block, too, in a comment of HTML;
+`$EXAMPLES` is the folder of the examples.
 `python -m tests.support.transcripts PAGE` plays a page and prints it with the new output.
 
 A page may name a server and folders that a reader has: `stand_ins` gives those of the test instead.
@@ -31,7 +33,8 @@ INSTALLED = 'files("opendataflow_dagster")'
 FOLDERS = ("/etc/odf", "/srv/shop")
 PASSING = (
     (r"\b\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \w+ \d{4}\b", "(time)"),
-    (r"\b20\d\d-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?Z?", "(time)"),
+    (r"\b20\d\d-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?(\.\d+)?Z?", "(time)"),
+    (r'"seconds": [\d.]+', '"seconds": (time)'),
     (r"\bin [\d.]+ ?(s|ms|seconds)\b", "in (time)"),
     (r"\S+@\S+", "(who)"),
     (r"\b[0-9a-f]{12}\b", "(digest)"),
@@ -82,6 +85,7 @@ def _play(text: str, folder: Path, path: str) -> str:
         "PATH": path,
         "SHELL_STATE": str(folder / ".shell"),
         "COLUMNS": "100",
+        "EXAMPLES": str(ROOT / "examples"),
         "PIP_QUIET": "3",  # of this machine's index, no word
     }
 
