@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -112,6 +113,18 @@ def test_commands_in_blocks_of_the_documents_parse(page: Path) -> None:
             for words in lines_of(re.sub(r"\d?>&?\s*[^\s;|&]+|<\s*\S+|\\$", "", line)):
                 if words[:1] == ["odf"] and not words[1].startswith("-"):
                     parse(words[1:])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.stem}")
+def test_commands_in_the_text_of_the_documents_parse(page: Path) -> None:
+    """A text may name a command or an option without its values, or with a word in capitals."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for span in re.findall(r"`(odf [a-z][^`…]*)`", text):
+        line = re.sub(r"\d?>&?\s*[^\s;|&]+|<\s*\S+", "", span.replace("\\|", "|"))
+        for words in lines_of(line):
+            if words[:1] == ["odf"] and len(words) > 1 and not words[1].startswith("-"):
+                with suppress(click.MissingParameter, click.BadOptionUsage):
+                    parse([re.sub(r"^N$", "1", word) for word in words[1:]])
 
 
 def test_the_list_of_commands_has_them_all_in_groups() -> None:

@@ -1,8 +1,6 @@
 """`odf run --spark` as typed: exit codes, messages, signals, and claims lost meanwhile."""
 
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -146,27 +144,6 @@ def test_a_module_may_use_spark_functions_at_its_top(folder: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert "done 2, failed 0" in done.stderr
-
-
-def test_the_commands_of_the_page_work_as_typed(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
-    [commands] = re.findall(r"^```\w*\n(odf dataset add checked .*?)```$", text, re.M | re.S)
-    shutil.copy(Path(__file__).parents[1] / "projects" / "spark_page" / "jobs.py", tmp_path)
-    (tmp_path / "data" / "checked").mkdir(parents=True)
-    (tmp_path / "data" / "checked" / "2026-11-17.csv").write_text("id,shop,amount\n1,a,5\n2,b,\n")
-    typed = "odf init\n" + commands.replace("/data/", f"{tmp_path}/data/")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-
-    done = subprocess.run(
-        ["sh", "-ec", typed],
-        env={**os.environ, "PATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stderr
-    assert "done 1, failed 0" in done.stderr
 
 
 def test_the_function_below_dataflow_assets_is_run(folder: Path) -> None:

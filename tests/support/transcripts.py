@@ -3,7 +3,7 @@
 In a block of `console`, `$` begins a command; what it prints follows. A line `…` stands for any
 lines. Folder and variables last from one command to the next, as in a shell.
 What a page needs before its reader's first command is such a block, too, in a comment of HTML;
-`$EXAMPLES` is the folder of the examples.
+`$CHECKOUT` is the folder of this repository.
 `python -m tests.support.transcripts PAGE` plays a page and prints it with the new output.
 
 A page may name a server and folders that a reader has: `stand_ins` gives those of the test instead.
@@ -85,7 +85,7 @@ def _play(text: str, folder: Path, path: str) -> str:
         "PATH": path,
         "SHELL_STATE": str(folder / ".shell"),
         "COLUMNS": "100",
-        "EXAMPLES": str(ROOT / "examples"),
+        "CHECKOUT": str(ROOT),
         "PIP_QUIET": "3",  # of this machine's index, no word
     }
 
