@@ -1,4 +1,4 @@
-"""The commands of the README, tutorials and how-to pages print what their pages say."""
+"""The commands of the README and of docs/ print what their pages say; other examples are run."""
 
 import re
 import runpy
@@ -17,8 +17,9 @@ COMPARED = {"commands.md", "architecture.md", "benchmarks.md"}
 """Pages whose blocks without a language are compared with the code, or written by a program."""
 JAVA = {"migrating.md"}
 """Commands for H2 and its Java, which aren't here."""
+RUN = ("examples/", "tests/", "opendataflow_dagster/")
 UPDATE = "to update: python -m tests.support.transcripts"
-BLOCK = re.compile(r'^ *```(\w*)(?: title="([^"]+)")?\n(.*?)^ *```$', re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r'^( *)```(\w*)(?: title="([^"]+)")?\n(.*?)^ *```$', re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.timeout(300)
@@ -36,13 +37,20 @@ def test_the_wheel_is_installed_as_the_page_says(wheel: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_what_is_not_played_is_copied_from_a_file_that_is_run(page: Path) -> None:
-    for language, source, text in BLOCK.findall(page.read_text()):
+    blocks = BLOCK.findall(page.read_text())
+    fences = re.findall(r"^ *(?:```|~~~)", page.read_text(), re.MULTILINE)
+    assert len(fences) == 2 * len(blocks), f"{page.name} has a block of another form"
+    for indent, language, source, text in blocks:
         if language == "sh" and not source:  # nothing is installed here: INSTALL is played
             assert all(PIP.match(line) for line in text.splitlines()), f"{page.name}: {text}"
         elif language in ("text", ""):
             assert page.name in COMPARED | JAVA, f"{page.name}: {text}"
-        elif language not in ("console", "mermaid"):
-            assert source, f"a block of {page.name} is neither played nor has it a title: {text}"
+        elif language == "console":
+            assert not indent, f"{page.name}: this block isn't played, as it is indented: {text}"
+        elif language != "mermaid":
+            assert source.startswith(RUN), (
+                f"a block of {page.name} is neither played nor has it a title: {text}"
+            )
             assert text in (ROOT / source).read_text(), f"{page.name} and {source} differ: {text}"
 
 
