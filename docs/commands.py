@@ -13,7 +13,7 @@ def page() -> str:
     root = app.make_context(
         "odf", [], resilient_parsing=True, terminal_width=100, max_content_width=100
     )
-    parts = ["# Commands", "", "Made from `odf COMMAND --help` by `make docs`.", ""]
+    parts = ["# Commands", "", "Generated from `odf COMMAND --help` by `make docs`.", ""]
     for group, names in GROUPS.items():
         parts += [f"## {group}", ""]
         for name in names:

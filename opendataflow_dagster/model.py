@@ -416,7 +416,7 @@ def check_id(kind: str, value: str) -> str:
     if not value:
         raise WrongUse(f"The {kind} is empty. Give it a name.")
     if "\0" in value:
-        raise WrongUse(f"The {kind} {_shown(value)} has a NUL character, which no database keeps.")
+        raise WrongUse(f"The {kind} {_shown(value)} has a NUL character, which can't be stored.")
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
@@ -424,9 +424,7 @@ def check_id(kind: str, value: str) -> str:
             f"The {kind} {_shown(value)} isn't valid Unicode. Encode it as UTF-8."
         ) from None
     if size > MAX_ID_BYTES:
-        raise WrongUse(
-            f"The {kind} {_shown(value)} has {size} bytes. At most {MAX_ID_BYTES} are kept."
-        )
+        raise WrongUse(f"The {kind} {_shown(value)} has {size} bytes. Use {MAX_ID_BYTES} at most.")
     if kind != "dataid" and any(
         ord(letter) < 32 or ord(letter) == 127 or letter == "=" for letter in value
     ):

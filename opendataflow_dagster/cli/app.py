@@ -172,7 +172,7 @@ class Commands(click.Group):
 @click.option(
     "--target",
     metavar="NAME",
-    help="The target of ./flow.yml whose tables to use. Default: DATAFLOW_TARGET.",
+    help="Use the tables of this target of ./flow.yml. Default: DATAFLOW_TARGET.",
 )
 @click.pass_context
 def app(ctx: click.Context, config: str | None, target: str | None) -> None:

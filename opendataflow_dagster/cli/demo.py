@@ -210,7 +210,7 @@ def _fresh(folder: Path, files: str) -> Path:
     if folder.exists() and any(folder.iterdir()):
         if not (folder / MARK).exists():
             raise WrongUse(
-                f"{folder} has files in it that aren't a demo's. Name another: `odf demo FOLDER`."
+                f"{folder} has files that `odf demo` didn't create. Name another: odf demo FOLDER"
             )
         for created in (folder / name for name in DEMO_FOLDERS):
             if created.exists():

@@ -174,8 +174,8 @@ def refuse_own_options(line: RunLine) -> None:
         name = word.partition("=")[0]
         if name in RUN_OPTIONS:
             raise WrongUse(
-                f"{name} stands after the script, so `odf run` would not see it. Write it before "
-                f"the script; if it is the script's: odf run -- {typed(line.script)} …"
+                f"{name} comes after the script, so `odf run` wouldn't apply it. Put it before the "
+                f"script; if it is meant for the script, run: odf run -- {typed(line.script)} …"
             )
 
 

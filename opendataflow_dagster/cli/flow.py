@@ -28,7 +28,7 @@ def _file_and_target(command: Callable) -> Callable:
     command = click.option(
         "--target",
         metavar="NAME",
-        help="The target of the flow whose tables to use. Default: DATAFLOW_TARGET, or the tables "
+        help="Use the tables of this target of the flow. Default: DATAFLOW_TARGET, or the tables "
         "that the other commands use.",
     )(command)
     return click.option(
@@ -37,7 +37,7 @@ def _file_and_target(command: Callable) -> Callable:
         metavar="FILE",
         default="flow.yml",
         show_default=True,
-        help="The flow; or FILE.py:NAME for a Flow in Python, or for definitions built from one.",
+        help="The flow, or FILE.py:NAME for a Flow in Python or definitions built from one.",
     )(command)
 
 
@@ -169,8 +169,8 @@ def export(ctx: click.Context, name: str | None) -> None:
     """Print the registered datasets and jobs as a flow.yml.
 
     `odf plan` finds no changes in it. Passwords stay encrypted. What pipelines and other flows
-    registered is left out; comments name it. The tables don't record which program runs a job: add
-    it to the file.
+    registered appears only in comments. The tables don't record which program runs a job: add it
+    to the file.
 
     \b
     Example: odf export > flow.yml

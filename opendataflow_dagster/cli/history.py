@@ -141,7 +141,7 @@ def history(
 
     The latest change comes last. For the change of a registration, the column locktype says what
     changed: the dataset, the dials, IN or OUT for what a job reads or writes, or the name of one of
-    its variables. Of a password, only a digest is kept.
+    its variables. Only a digest of a password is kept.
 
     With --follow and --json, each change is one line with a JSON object.
 
@@ -268,8 +268,8 @@ def _show_events(events: Iterable[Event], as_json: bool) -> None:
 
 
 @history.command("clean")
-@click.option("--pipeline", metavar="SLUG", help="Only of this pipeline.")
-@click.option("--days-old", type=float, metavar="N", help="Only what is older than N days.")
+@click.option("--pipeline", metavar="SLUG", help="Only data of this pipeline.")
+@click.option("--days-old", type=float, metavar="N", help="Only data that is older than N days.")
 @click.option("--plan", is_flag=True, help="Count what would be removed, and change nothing.")
 @as_json
 @click.pass_context
@@ -281,7 +281,7 @@ def history_clean(
     Statuses and their history stay, so everything that could run still can. The steps of current
     runs stay, and so do items that failed, wait or are held.
 
-    An idempotency key is removed after its items, and not within a day.
+    An idempotency key is kept until its items are removed, and for a day at least.
 
     \b
     Example: odf history clean --days-old 30 --plan

@@ -151,12 +151,12 @@ def run_utility(words: list[str]) -> int:
         return _with_store([], force)
     if name == "SetDataStatus":
         raise WrongUse(
-            "SetDataStatus isn't here, since it writes any status. Use `odf ready DATASET DATAID`, "
-            "`odf resubmit`, `odf hold`, or `odf dml` with an insert into datastatus."
+            "SetDataStatus isn't supported: it can write any status. Use `odf ready DATASET "
+            "DATAID`, `odf resubmit`, `odf hold`, or `odf dml` with an insert into datastatus."
         )
     if name in UTILITIES:
         return _explain(UTILITY_USAGE)
-    raise WrongUse("utility.sh has no such command. Run it without arguments to see what it has.")
+    raise WrongUse("utility.sh has no command of that name. Run it without arguments for a list.")
 
 
 def _force(usage: str, *, newest_order: bool) -> None:

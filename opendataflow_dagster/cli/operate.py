@@ -34,14 +34,14 @@ PLANNED_CHUNKS = 10_000
 """Chunks that failed or are stale and that a plan looks at, unless it is for a program."""
 
 _plan = click.option("--plan", is_flag=True, help="Show what would change, and change nothing.")
-_reason = click.option("--reason", metavar="TEXT", help="The reason, for the history.")
+_reason = click.option("--reason", metavar="TEXT", help="The reason to record in the history.")
 _strict = click.option("--strict", is_flag=True, help="Exit with 3 if there is nothing to do.")
 
 
 @click.command()
 @click.argument("datasetid", type=DATASET)
 @click.argument("dataids", nargs=-1, required=True, metavar="DATAID...")
-@click.option("--new", is_flag=True, help="Accept a dataset that nothing is known of.")
+@click.option("--new", is_flag=True, help="Accept an unknown dataset.")
 @_reason
 @_plan
 @_strict
@@ -59,8 +59,8 @@ def ready(
 ) -> None:
     """Mark chunks that were produced elsewhere as READY.
 
-    Jobs that read them can then run. A dataset that isn't registered, that has no chunks, and that
-    no job reads or writes needs --new: its name may be misspelled.
+    Jobs that read them can then run. A dataset that isn't registered, has no chunks, and isn't
+    used by any job needs --new: its name may be misspelled.
 
     \b
     Example: odf ready bobin 2026-03-01 2026-03-02
@@ -82,7 +82,7 @@ def ready(
 @click.option(
     "--failed",
     is_flag=True,
-    help="All FAILED chunks, or those of the named ones. Without JOBID: of all jobs.",
+    help="All FAILED chunks; with DATAID, only those that FAILED. Without JOBID: of all jobs.",
 )
 @click.option(
     "--stale",
@@ -94,7 +94,7 @@ def ready(
     metavar="TIME",
     help="With --failed: only chunks that failed since, such as 2026-03-01.",
 )
-@click.option("--downstream", is_flag=True, help="Also all chunks downstream of them.")
+@click.option("--downstream", is_flag=True, help="Also resubmit all chunks downstream.")
 @_reason
 @_plan
 @_strict
@@ -359,9 +359,9 @@ def clean(
 ) -> None:
     """Remove what crashed publishes left behind.
 
-    That is directories, versions and staging tables of claims that have ended. Live claims are
-    never touched: if such a process is gone, run `odf recover` first. A chunk that a crash moved
-    aside is restored.
+    Removes directories, versions and staging tables of claims that have ended, and restores chunks
+    that a crash moved aside. Live claims are never touched: if the process of a claim is dead, run
+    `odf recover` first.
 
     \b
     Example: odf clean --plan

@@ -30,14 +30,14 @@ of_project = click.option(
     "--project",
     "folder",
     metavar="DIR",
-    help="The project's folder. Default: this one, or one above.",
+    help="The project's folder. Default: the current folder or one above it.",
 )
 
 by_engine = click.option(
     "--engine",
     type=click.Choice(["spark", "local"]),
-    help="What runs the transformations: Spark, or for pandas a process without Java. "
-    "Default: what project.yml says.",
+    help="Run transformations on Spark, or those of pandas in a process without Java. "
+    "Default: `engine` in project.yml.",
 )
 
 
@@ -102,7 +102,7 @@ def pipeline() -> None:
 @pipeline.command("run")
 @click.argument("slug", required=False)
 @click.option(
-    "--stream", metavar="FILE", help="Run once for each row of this CSV file: each is an item."
+    "--stream", metavar="FILE", help="Run once for each row of this CSV file, as an item."
 )
 @click.option(
     "--all",
@@ -145,7 +145,9 @@ def run_(
     from ..pipelines.run import run_project
 
     if stream is not None and all_chunks:
-        raise click.UsageError("--all is for what waits: a --stream file is run as a whole.")
+        raise click.UsageError(
+            "Use --all without --stream: a --stream file always runs to its end."
+        )
     project = read_project(find_project(folder)).on(engine)
     if slug is None and not all_chunks:
         known = ", ".join(pipeline.slug for pipeline in project.pipelines)
@@ -202,7 +204,7 @@ def _run_one(
 def list_(ctx: click.Context, folder: str | None, as_json: bool) -> None:
     """List the pipelines of a project.
 
-    For each: what it waits for, its sources, its transformations and its destination.
+    Shows what each pipeline waits for, its sources, transformations and destination.
 
     \b
     Example: odf pipeline list
@@ -278,7 +280,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 def _finite(_: click.Context, __: click.Parameter, rate: float) -> float:
     if not math.isfinite(rate):
-        raise click.BadParameter(f"{rate} is no number of items.")
+        raise click.BadParameter(f"{rate} isn't a number of items.")
     return rate
 
 
@@ -295,7 +297,7 @@ def _finite(_: click.Context, __: click.Parameter, rate: float) -> float:
     "--project",
     "folder",
     metavar="DIR",
-    help="The project's folder. Default: this one, or one above.",
+    help="The project's folder. Default: the current folder or one above it.",
 )
 @click.option(
     "--rate",
@@ -415,7 +417,7 @@ def _bound(host: str, port: int) -> "socket.socket":
     except OSError as error:
         raise WrongUse(
             f"Can't listen at {printable(host)}, port {port}: {error.strerror}. "
-            "Choose others by --host and --port."
+            "Choose another with --host or --port."
         ) from None
     return listening
 
@@ -426,12 +428,14 @@ def _shown(host: str) -> str:
 
 @click.command()
 @click.argument("slug")
-@click.option("--drop", is_flag=True, help="Remove the token: nobody can send items any more.")
+@click.option(
+    "--drop", is_flag=True, help="Remove the token, so that the pipeline accepts no items."
+)
 @click.option(
     "--project",
     "folder",
     metavar="DIR",
-    help="The project's folder. Default: this one, or one above.",
+    help="The project's folder. Default: the current folder or one above it.",
 )
 @click.pass_context
 def token(ctx: click.Context, slug: str, drop: bool, folder: str | None) -> None:
@@ -448,11 +452,11 @@ def token(ctx: click.Context, slug: str, drop: bool, folder: str | None) -> None
     if drop:
         if not items.drop_token(store, slug):
             raise Refused(
-                f"Pipeline {slug!r} has no token: it takes no items. "
+                f"Pipeline {slug!r} has no token, so it accepts no items. "
                 f"To create one, run: odf token {typed(slug)}",
                 code="NO_TOKEN",
             )
-        click.echo(f"Pipeline {slug!r} takes no items any more.", err=True)
+        click.echo(f"Pipeline {slug!r} accepts no items any more.", err=True)
         return
     again = items.has_token(store, slug)
     print(items.new_token(store, slug))
@@ -465,7 +469,7 @@ def token(ctx: click.Context, slug: str, drop: bool, folder: str | None) -> None
 
 
 def _token_store(ctx: click.Context, slug: str, folder: str | None, drop: bool) -> Store:
-    """The store that `odf serve` would use; a pipeline that takes no items is refused a token."""
+    """The store that `odf serve` would use; a pipeline that accepts no items is refused a token."""
     from ..pipelines.jobs import takes_items, why_no_items
     from ..pipelines.project import (
         find_project,
@@ -487,7 +491,7 @@ def _token_store(ctx: click.Context, slug: str, folder: str | None, drop: bool) 
         if not takes_items(project, pipeline):
             raise WrongUse(
                 printable(
-                    f"Pipeline {slug!r} takes no items, so it needs no token: "
+                    f"Pipeline {slug!r} accepts no items, so it needs no token: "
                     f"{why_no_items(project, pipeline)}."
                 )
             )

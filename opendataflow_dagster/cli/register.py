@@ -116,7 +116,7 @@ def dataset_remove(ctx: click.Context, datasetid: str, plan: bool, as_json: bool
 def dataset_list(ctx: click.Context, as_json: bool) -> None:
     """List the datasets.
 
-    Of an encrypted password, only the first characters are shown.
+    Only the first characters of an encrypted password are shown.
 
     \b
     Example: odf dataset list --json
@@ -155,7 +155,9 @@ def job() -> None:
 @click.option(
     "--env", multiple=True, metavar="NAME=VALUE", help="An environment variable for its script."
 )
-@click.option("--replace", is_flag=True, help="Replace all items of the job by these.")
+@click.option(
+    "--replace", is_flag=True, help="Replace the inputs, outputs and variables of the job."
+)
 @click.pass_context
 def job_add(
     ctx: click.Context,
@@ -167,8 +169,8 @@ def job_add(
 ) -> None:
     """Register a job: what it reads, writes and sets.
 
-    If the job exists, the items are added to it. JOBID is the base name of its script. The dataset
-    `today` stands for the current date.
+    If the job exists, this adds to its inputs, outputs and variables. JOBID is the base name of its
+    script. The dataset `today` stands for the current date.
 
     \b
     Example: odf job add loadbob --in bobin --out bobout --env MODE=fast
@@ -194,8 +196,8 @@ def job_add(
 def job_remove(ctx: click.Context, jobid: str, plan: bool, as_json: bool) -> None:
     """Remove a job's registration.
 
-    What it reads, writes and sets is removed, and its dials. Its chunks and history stay. A job
-    that is running is refused.
+    Removes its inputs, outputs, variables and dials. Its chunks and history stay. A running job is
+    refused.
 
     \b
     Example: odf job remove loadbob --plan
@@ -234,16 +236,16 @@ def job_list(ctx: click.Context, jobid: str | None, as_json: bool) -> None:
 @click.pass_context
 @in_pager
 def policy(ctx: click.Context, jobid: str, dials: tuple[str, ...], as_json: bool) -> None:
-    """Show a job's dials, or turn them while it runs.
+    """Show a job's dials, or change them while it runs.
 
-    `none` resets a dial. paused_until takes a time, +2h, forever or no. Delays and limits are
-    seconds, or like 30m or 2h.
+    `none` resets a dial. paused_until takes a time, +2h, forever or no. Give
+    delays and limits in seconds, or like 30m or 2h.
 
     batch_size is the number of chunks that a worker of `odf run --all`, or a catch-up run in
-    Dagster, claims at once. The worker runs them one after another, and gives back those that a
-    stop, a pause or a lower concurrency keeps it from starting. A function with @spark_job(batch=…)
-    gets that many chunks in one call, also in a Dagster run of selected partitions. Pipelines claim
-    one chunk at a time.
+    Dagster, claims at once. The worker runs them one after another. If it is stopped or paused, or
+    if you lower the concurrency, it gives back the chunks that it hasn't started. A function with
+    @spark_job(batch=…) gets that many chunks in one call, also in a Dagster run of selected
+    partitions. Pipelines claim one chunk at a time.
 
     \b
     Example: odf policy loadbob
@@ -313,10 +315,10 @@ def split(
 ) -> None:
     """Register the chunks of a large table as READY.
 
-    A second run adds only the chunks that are missing. The dataid of a day, or of a week that
-    begins on that Monday, is like 2026-01-05; of a month, 2026-01; of a year, 2026. A range of
-    numbers is named by its lower bound, a shard by its remainder, and a value by itself. Rows whose
-    column is NULL are in no chunk.
+    A second run adds only the chunks that are missing. A chunk's dataid is the day, the
+    Monday of the week (2026-01-05), the month (2026-01), the year (2026), the lower bound of a
+    range of numbers, the remainder of a shard, or the value. Rows whose column is NULL are in no
+    chunk.
 
     Chunks are registered 2,000 at a time, so workers can start at once. If the command is
     interrupted, run it again.
@@ -374,7 +376,9 @@ def _pieces(
         bounds = _number("--from", lower), _number("--to", upper)
         return splitting.by_number(*bounds, size=size, count=chunks)
     if lower is not None or upper is not None:
-        raise WrongUse(f"--from and --to don't go with {ways[0]}: use --by, --size or --chunks.")
+        raise WrongUse(
+            f"{ways[0]} can't be used with --from and --to: use --by, --size or --chunks."
+        )
     if shards is not None:
         return splitting.by_shards(shards)
     listed = sys.stdin.read().splitlines() if values == "-" else (values or "").split(",")

@@ -178,7 +178,7 @@ def force(
     default=CLAIM_SECONDS,
     show_default=True,
     metavar="SECONDS",
-    help="How long the claim lasts if `odf end` never comes.",
+    help="How long the claim lasts without `odf end`.",
 )
 @click.option("--secrets", is_flag=True, help="Print the decrypted passwords too.")
 @click.option("--strict", is_flag=True, help="Exit with 3 if there is nothing to do.")
@@ -216,8 +216,8 @@ def alive(ctx: click.Context, job: str | None, dataid: str | None, generation: i
     """Check whether the claim of a running script still holds.
 
     Exits with 0 if it holds, and with 4 if it is lost. A script that `odf run` started needs no
-    arguments. The command asks the tables. A faster test: the file $DATAFLOW_FENCE exists as long
-    as the claim held at the last heartbeat.
+    arguments. The command asks the tables. A faster test is whether the file $DATAFLOW_FENCE
+    exists: it tells whether the claim held at the last heartbeat.
 
     \b
     Example: odf alive && mv result.tmp /data/out/$dataid

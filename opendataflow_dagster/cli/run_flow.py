@@ -204,7 +204,7 @@ def load_function(job: Job, folder: str) -> Callable[[Chunk], Any]:
         signature(found).bind(None)
     except TypeError:
         raise WrongUse(
-            f"Job {job.jobid!r} names {job.python}, which doesn't take a chunk alone. Write "
+            f"Job {job.jobid!r} names {job.python}, which must take one argument, the chunk. Write "
             f"def {found.__name__}(chunk), or let Dagster run it: runs_in: dagster."
         ) from None
     return found

@@ -358,7 +358,7 @@ def new(project: str, kind: str | None) -> None:
     Example: odf new . --kind dagster
     """
     if not project.strip():
-        raise WrongUse("A project needs a name, which is its folder's. Run: odf new shop")
+        raise WrongUse("The project has no name. Name its folder, as in: odf new shop")
     folder = Path(project)
     is_here = folder.is_dir() and folder.resolve() == Path.cwd().resolve()
     if kind is None:

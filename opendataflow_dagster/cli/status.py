@@ -296,7 +296,10 @@ ANSWER_WORDS = {True: "yes", False: "no", None: "unknown"}
     "--at", metavar="TIME", help="Explain a moment in the past, such as 2026-03-01T14:30."
 )
 @click.option(
-    "--all", "everything", is_flag=True, help="Check all chunks of the job, even more than 100,000."
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Check all chunks of the job, even if there are more than 100,000.",
 )
 @as_json
 @click.pass_context

@@ -227,9 +227,9 @@ def _open_envelope(
     key = _derived(secret, salt, log_n, r, p) if 2**log_n * r * p <= MOST_WORK else None
     if key is None:
         raise CredentialError(
-            f"{purpose.label} asks for a key derivation that this program refuses: it needs "
-            "too much memory or time, or is impossible. The value was tampered with or "
-            f"comes from elsewhere. Encrypt it again with {purpose.remake}."
+            f"{purpose.label} has key derivation settings that are invalid, or that need too "
+            "much memory or time. The value was tampered with, or another program wrote "
+            f"it. Encrypt it again with {purpose.remake}."
         )
     return key, box
 

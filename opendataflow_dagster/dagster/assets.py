@@ -118,8 +118,8 @@ def _refuse_unclear(
         )
     if dataflow is not None and (inputs or outputs):
         raise WrongUse(
-            "@dataflow_assets has both `dataflow`, which knows the job, and what the job reads and "
-            "writes. Leave out `dataflow`, or leave out `inputs` and `outputs`."
+            "@dataflow_assets has `dataflow`, which already defines what the job reads and writes, "
+            "and also `inputs` or `outputs`. Leave out `dataflow`, or `inputs` and `outputs`."
         )
 
 

@@ -428,8 +428,8 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
         if len({id(SharedTables.of(each._dataflow())) for each in [self, *found]}) > 1:
             raise WrongUse(
                 "Components of this project name different tables, by url, schema_name, user, "
-                "config or timezone. A code location uses one database: put the others into a "
-                "location of their own."
+                "config or timezone. A code location uses one database: put the others into "
+                "separate code locations."
             )
         return found
 

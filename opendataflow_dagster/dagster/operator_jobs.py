@@ -28,7 +28,7 @@ MOVE = ("job", "dataset", "chunk", "from", "to")
 
 _JOB = "The job's name, as in `odf status`."
 _CHUNKS = "Partitions of the job, as in the grid."
-_REASON = "The reason, for the history."
+_REASON = "The reason to record in the history."
 _DRY_RUN = "Only list what would change."
 
 

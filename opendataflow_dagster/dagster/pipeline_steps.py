@@ -292,8 +292,8 @@ def begin(context: Context, flow: StepFlow) -> Iterator[dg.Output]:
             keys = requested_partitions(context)
             if keys is not None and len(keys) > 1:
                 raise dg.Failure(
-                    f"A run of pipeline {flow.slug!r} produces one chunk, and this one names "
-                    f"{len(keys)} partitions. Launch them as a backfill: it has a run for each.",
+                    f"A run of pipeline {flow.slug!r} produces one chunk, but this run has "
+                    f"{len(keys)} partitions. Launch a backfill, which starts a run for each.",
                     allow_retries=False,
                 )
             taken = (

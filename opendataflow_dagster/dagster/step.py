@@ -118,8 +118,8 @@ class Claimer:
         """
         if self.pulse.dismissed:  # Dagster can end a run by force, but not its process
             raise dg.Failure(
-                f"Run {self.runid} was ended by others (canceled, or considered dead), so it "
-                "produces no more chunks.",
+                f"Dagster ended run {self.runid} (canceled, or considered dead), so it produces no "
+                "more chunks.",
                 allow_retries=False,
             )
         is_due = time.monotonic() - self._recovered_at > PLAN_AGE_SECONDS

@@ -253,7 +253,7 @@ def refuse_stale(plan: FlowPlan, expected: str | None) -> None:
     if expected is None or plan.hash == expected:
         return
     raise Refused(
-        f"Plan {expected[:40]!r} is out of date: the flow, the tables or the options "
+        f"Plan {expected[:40]!r} no longer applies: the flow, the tables or the options "
         "have changed since. Nothing was changed. Run `odf plan`; the plan is now "
         f"{plan.hash}.",
         code="STALE_PLAN",

@@ -333,7 +333,9 @@ class _FlowReader:
         for name, key, value in self._named(node):
             if name not in known:
                 like = did_you_mean(name, known) or f". It may have {', '.join(known)}."
-                raise FlowError(f"{self._at(key)}: {what} has a key {self._cut(name)}{like}")
+                raise FlowError(
+                    f"{self._at(key)}: {what} has an unknown key {self._cut(name)}{like}"
+                )
             found[name] = value
         return found
 

@@ -388,8 +388,8 @@ def check_policy(whose: str, policy: Mapping[str, str]) -> None:
             dial_value(dial, value.strip())
         elif value.strip().startswith("+"):
             raise FlowError(
-                f"{dial} of {whose} is {value!r}: each apply would move it. Write a time such "
-                "as 2026-03-01T14:30Z, forever, or none.",
+                f"{dial} of {whose} is {value!r}, which each `odf apply` would move. Write a "
+                "time such as 2026-03-01T14:30Z, forever, or none.",
                 key="policy",
             )
 
@@ -403,7 +403,7 @@ def expand(text: str, environ: Mapping[str, str]) -> str:
         if not environ.get(found[2]):
             raise FlowError(
                 f"The environment has no {found[2]}. Set it, as in: "
-                f"export {found[2]}=…; `$${{` stands for `${{` itself.",
+                f"export {found[2]}=…; for a literal `${{`, write `$${{`.",
             )
         return environ[found[2]]
 
@@ -475,7 +475,7 @@ def _refuse_wrong_target(name: str, target: Mapping[str, str]) -> None:
     for key, value in target.items():
         if key not in known:
             like = did_you_mean(key, known) or f". It may have {', '.join(known)}."
-            raise FlowError(f"Target {name!r} has a key {key!r}{like}", key="targets")
+            raise FlowError(f"Target {name!r} has an unknown key {key!r}{like}", key="targets")
         check_text(f"{key} of target {name!r}", value)
     if has_password(target.get("url", "")):
         raise FlowError(

@@ -264,8 +264,8 @@ class Orc(SparkFormat):
             fields = kind.get("fields", ()) if isinstance(kind, Mapping) else ()
             if odd := next((field["name"] for field in fields if "`" in field["name"]), None):
                 raise WrongUse(
-                    f"A column is called {odd!r}, and in ORC Spark finds no values of a name with "
-                    "a backtick. Rename it, or register the dataset with --format parquet."
+                    f"Column {odd!r} has a backtick in its name, and Spark can't read it from ORC. "
+                    "Rename it, or register the dataset with --format parquet."
                 )
 
 

@@ -339,8 +339,8 @@ class Json(TextFormat):
                 for kind in types_within(field["type"])
             ):
                 raise WrongUse(
-                    f"Column {field['name']!r} has a map whose keys aren't texts, and in JSON "
-                    "nobody could read it. Cast the keys to string, or register the dataset with "
+                    f"Column {field['name']!r} has a map whose keys aren't strings, which JSON "
+                    "can't hold. Cast the keys to string, or register the dataset with "
                     "--format parquet."
                 )
 

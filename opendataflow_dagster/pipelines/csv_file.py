@@ -304,7 +304,7 @@ class CsvAppender:
             if part.generation > claim.generation:
                 return Refused(
                     f"{self.path} has chunk {claim.dataid!r} of generation {part.generation}, but "
-                    f"this claim has {claim.generation}: an older one doesn't replace a newer one.",
+                    f"this claim has {claim.generation}: an older one can't replace a newer one.",
                     code="INVALID_LOCATION",
                 )
         try:

@@ -150,8 +150,8 @@ def _as_arrow(name: str, column: Any) -> Any:
     except TypeError:
         kinds = ", ".join(sorted({type(cell).__name__ for cell in column}))
         raise TransformationError(
-            f"Column {name!r} can't be sent to Spark: it has {kinds}. Give its values one type "
-            "that Spark has, in the transformation before."
+            f"Column {name!r} can't be sent to Spark: it has {kinds}. Convert its values to "
+            "one type that Spark has, in the previous transformation."
         ) from None
 
 
@@ -320,8 +320,8 @@ def spilled(frame: "DataFrame", folder: str, moments: Container[str] = ()) -> It
         if len(found) != (rows := frame.count()):
             raise DataflowError(
                 f"Spark wrote {rows:,} rows into {folder}, but this process finds {len(found):,}: "
-                "the executors don't share that folder. Register the destination with a place that "
-                "they reach, by chunks."
+                "the executors don't share that folder. Register the destination by chunks, in a "
+                "location that the executors can reach."
             )
         yield found
     finally:

@@ -330,7 +330,7 @@ def run_file(runner: PipelineRunner, file: Path) -> Outcome:
     if not takes_items(work.project, work.pipeline):
         raise WrongUse(
             printable(
-                f"Pipeline {runner.jobid!r} takes no items: "
+                f"Pipeline {runner.jobid!r} accepts no items: "
                 f"{why_no_items(work.project, work.pipeline)}, or run it without --stream."
             )
         )

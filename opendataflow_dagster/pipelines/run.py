@@ -207,6 +207,6 @@ def _refuse_place(store: Store, project: Project, slug: str) -> None:
         return
     raise Refused(
         f"{slug!r} is in {what}, which only Spark can read and write, but the engine is local. "
-        f"Remove `engine: local` or --engine local, or register {slug!r} with another place.",
+        f"Remove `engine: local` or --engine local, or register another location for {slug!r}.",
         code="INVALID_LOCATION",
     )

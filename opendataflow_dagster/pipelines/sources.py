@@ -508,7 +508,7 @@ class Once(Source):
         if not self._is_the_same():
             raise Refused(
                 f"{self.location} has changed since this run began to read it, and it is too large "
-                "to keep a copy. Nothing is published; run it again when nobody writes there.",
+                "to keep a copy. Nothing was published. Run it again when no program writes there.",
                 code="INVALID_LOCATION",
             )
         return frame

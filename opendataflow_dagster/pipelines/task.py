@@ -158,8 +158,9 @@ def ask(
     number, first = parts[0]
     if number == TOO_LARGE:
         raise DataflowError(
-            f"A result has {int(first) >> 20} MB, but Java has room for {exchange.room >> 20} MB "
-            "of it. Raise spark.driver.memory, or annotate `run` with pyspark.sql.DataFrame."
+            f"A result has {int(first) >> 20} MB, but Java has room for only "
+            f"{exchange.room >> 20} MB. Raise spark.driver.memory, or annotate `run` "
+            "with pyspark.sql.DataFrame."
         )
     if number == LEFT:
         left = OnDisk(os.path.join(exchange.folder, os.path.basename(first.decode())))
@@ -434,8 +435,8 @@ class LocalProcess:
             self._connection.close()
             os.close(self._lifeline)
             raise SessionError(
-                f"No process can be started for transformations: {error.strerror}. Free memory or "
-                "processes of this machine, then run it again."
+                f"No process can be started for transformations: {error.strerror}. Free memory, or "
+                "end other processes on this machine, then run it again."
             ) from None
         finally:
             theirs.close()

@@ -320,9 +320,8 @@ def _packed(root: Path, files: Listing) -> bytes:
     if size > MAX_PROJECT_BYTES:
         large = max(files, key=lambda file: file[1])[0]
         raise DataflowError(
-            f"Project {root} has {size >> 20} MB to send to the cluster, but at most "
-            f"{MAX_PROJECT_BYTES >> 20} MB are sent; its largest file is {large}. Move data into "
-            "sources/."
+            f"Project {root} has {size >> 20} MB to send to the cluster, but the limit is "
+            f"{MAX_PROJECT_BYTES >> 20} MB. Its largest file is {large}. Move data into sources/."
         )
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:

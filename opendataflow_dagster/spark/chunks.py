@@ -82,7 +82,7 @@ def read_chunk_frame(
 def not_in_spark(target: ChunkPlace) -> Refused:
     """Return the error for a place that Spark can't read or write."""
     return Refused(
-        f"{target.datasetid!r} is in a place that Spark neither reads nor writes. Use a pandas "
+        f"{target.datasetid!r} is in a location that Spark can't read or write. Use a pandas "
         "DataFrame instead.",
         code="INVALID_LOCATION",
     )
@@ -130,8 +130,8 @@ def lake_trouble(target: Folder | ObjectStore, error: Exception) -> Exception:
     """Return an error about missing jars of a format, if that is the cause."""
     if "DATA_SOURCE_NOT_FOUND" in str(error) or "Failed to find" in str(error):
         return Refused(
-            f"{target.datasetid!r} has the format {target.format!r}, but Spark has no such format "
-            f"here. Configure its jars: spark.jars.packages in dataflow.properties.",
+            f"{target.datasetid!r} has the format {target.format!r}, but Spark doesn't have its "
+            f"jars. Configure spark.jars.packages in dataflow.properties.",
             code="INVALID_LOCATION",
         )
     return error
@@ -333,7 +333,9 @@ class StagedFolder:
 
 
 def _short(where: str, found: int | None, rows: int | None) -> DataflowError:
-    return DataflowError(f"{rows} rows were written to {where}, but {found} are found there.")
+    return DataflowError(
+        f"{rows} rows were written to {where}, but it has {found}. Run the chunk again."
+    )
 
 
 # --- one frame as one chunk, for a claim ---

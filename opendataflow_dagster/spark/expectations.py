@@ -150,7 +150,7 @@ def _range(what: Any, about: str, *of: str) -> Iterator[Make]:
         except TypeError:  # a date and a datetime, or only one with a zone
             raise _refused(where, bounds, "two bounds of one type") from None
         if upside_down:
-            raise WrongUse(f"{where} is {bounds!r}: the least is above the most. Swap them.")
+            raise WrongUse(f"{where} is {bounds!r}: the minimum is above the maximum. Swap them.")
         kind, sql = kinds.pop() or "", quoted(name)
         outside = [f"{sql} < {_literal(low)}"] if low is not None else []
         if high is not None:

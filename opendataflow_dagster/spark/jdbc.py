@@ -300,7 +300,7 @@ def read_rows(
         return whole
     if table.column not in whole.columns:
         raise Refused(
-            f"{table.location} has no column {table.column!r}, which it is split by.",
+            f"{table.location} has no column {table.column!r}, which splits it into chunks.",
             code="INVALID_LOCATION",
         )
     type = whole.schema[table.column].dataType

@@ -193,9 +193,9 @@ def arguments(fn: Callable[..., Any], plan: Plan) -> dict[str, Argument]:
     if unknown:
         known = ", ".join(map(printable, inputs)) or "none"
         raise WrongUse(
-            f"{getattr(fn, '__name__', fn)} has a parameter {unknown[0]!r}, and job {plan.jobid!r} "
-            f"reads no such dataset (it reads: {known}). Name it like a dataset, or one of chunk, "
-            "spark, inputs, context."
+            f"{getattr(fn, '__name__', fn)} has a parameter {unknown[0]!r}, but job {plan.jobid!r} "
+            f"reads no dataset of that name (it reads: {known}). Name the parameter after a "
+            "dataset, or chunk, spark, inputs or context."
         )
     return found
 

@@ -159,8 +159,8 @@ class HadoopFiles:
             if not any(text in message for text in _MISSING_CLASS_MESSAGES):
                 raise
             raise Refused(
-                f"{target.datasetid!r} is at {target.root}, but Spark has nothing here that reads "
-                f"{root.partition(':')[0]} URLs. Configure its jars: spark.jars.packages in "
+                f"{target.datasetid!r} is at {target.root}, but Spark has no jars that read "
+                f"{root.partition(':')[0]} URLs. Configure spark.jars.packages in "
                 "dataflow.properties.",
                 code="INVALID_LOCATION",
             ) from None
@@ -344,7 +344,7 @@ class StagedRemote:
         found = self.frame().count()
         if found != rows:
             raise DataflowError(
-                f"{rows} rows were written to {self.path}, but {found} are found there."
+                f"{rows} rows were written to {self.path}, but it has {found}. Run the chunk again."
             )
 
     def show(self, confirm: Confirm) -> str:
@@ -379,7 +379,7 @@ def read_version(
     location = chunk_version(files, target, dataid, location)
     if location is None:
         raise Refused(
-            f"{target.datasetid!r} is READY, but {target.root} has nothing of chunk {dataid!r}. "
+            f"{target.datasetid!r} is READY, but {target.root} has no data of chunk {dataid!r}. "
             f"Produce it again: odf resubmit",
             code="INVALID_LOCATION",
         )

@@ -413,9 +413,9 @@ def _as(kind: str, rows: Any) -> Any:
 def _spark_only(target: Folder | ObjectStore | Table, how: str) -> Refused:
     kind = target.dialect if isinstance(target, Table) else target.format
     where = "an object store" if isinstance(target, ObjectStore) else f"the format {kind!r}"
-    what = "Return" if how == "written" else "Annotate the input as"
+    verb, what = ("write", "Return") if how == "written" else ("read", "Annotate the input as")
     return Refused(
-        f"{target.datasetid!r} is in {where}, which is {how} only by Spark. {what} a Spark "
+        f"{target.datasetid!r} is in {where}, which only Spark can {verb}. {what} a Spark "
         "DataFrame.",
         code="INVALID_LOCATION",
     )

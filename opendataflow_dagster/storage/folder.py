@@ -72,8 +72,8 @@ def directory(dataid: str) -> str:
     name = f"{DATAID_COLUMN}={escaped(dataid)}"
     if dataid in ("", _NULL):
         raise Refused(
-            f"Dataid {dataid!r} means no value in a partitioned folder, so no chunk there "
-            "can have that name. Use another dataid.",
+            f"Dataid {dataid!r} stands for NULL in a partitioned folder, so it can't name a "
+            "chunk there. Use another dataid.",
             code="INVALID_LOCATION",
         )
     if len(os.fsencode(name)) > LONGEST:
@@ -255,7 +255,7 @@ def _show(mine: str, final: str, generation: int, confirm: Callable[[], None], s
 def _newer(final: str, there: int, generation: int) -> Refused:
     return Refused(
         f"{final} has generation {there}, and this claim has {generation}: an older "
-        "chunk doesn't replace a newer one. If the tables were created again since, "
+        "chunk can't replace a newer one. If the tables were created again since, "
         f"remove {NOTE} there.",
         code="INVALID_LOCATION",
     )
@@ -371,7 +371,7 @@ def write(obj: Any, folder: str, format: str) -> dict[str, Any]:
         kind.write(table, path)
         found = kind.count(path)
         if found != table.num_rows:
-            raise OSError(f"{path} has {found} rows after {table.num_rows} were written")
+            raise OSError(f"{table.num_rows} rows were written to {path}, but it has {found}")
     told["bytes"] = sum(os.path.getsize(each) for each in data_files(folder))
     return told
 
@@ -490,7 +490,7 @@ def _copy(source: Path, folder: str) -> None:
     elif source.is_file():
         shutil.copyfile(source, new_file(folder, source.suffix))
     else:
-        raise WrongUse(f"There is nothing at {source}, which was returned to be published.")
+        raise WrongUse(f"The job returned the path {source}, which doesn't exist.")
 
 
 # --- files that Spark wrote, read without it: with the types that their note tells ---

@@ -247,8 +247,8 @@ def strangers(
 def no_split_column(table: Table) -> Refused:
     """What refuses rows that don't tell which chunk of a split table they are of."""
     return Refused(
-        f"The rows for {table.location} have no column {table.column!r}, by which the table is "
-        "split. Return that column too.",
+        f"The rows for {table.location} have no column {table.column!r}, which splits the table "
+        "into chunks. Return that column too.",
         code="NOT_VALIDATED",
     )
 
@@ -256,8 +256,8 @@ def no_split_column(table: Table) -> Refused:
 def not_split(table: Table, dataid: str, why: str) -> Refused:
     """What refuses a dataid that no row can have in the column, of a table that isn't split."""
     return Refused(
-        f"{table.location} isn't split, so that chunk {dataid!r} is its rows with that value of "
-        f"{table.column!r}, which no row can have ({why}). "
+        f"{table.location} isn't split, so chunk {dataid!r} has the rows whose {table.column!r} "
+        f"has that value, and no row can have it ({why}). "
         f"Run: {split_command(table.datasetid, dataid)}",
         code="INVALID_LOCATION",
     )

@@ -156,8 +156,8 @@ def _add(store: Store, table: TableFile, rows: Sequence[Mapping[str, str | None]
         elif differing := [name for name in table.fixed if known[name] != row[name]]:
             raise Refused(
                 printable(
-                    f"{table.table} {' '.join(map(str, key))} has another {differing[0]} here than "
-                    "in the file. Nothing was loaded; change one of them first."
+                    f"{table.table} {' '.join(map(str, key))} has a different {differing[0]} here "
+                    "than in the file. Nothing was loaded; change one of them first."
                 )
             )
     listed = list(new.values())

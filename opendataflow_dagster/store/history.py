@@ -84,9 +84,9 @@ def events_after(store: Store, cursor: str | None, limit: int = 1000) -> tuple[l
     rows = store.db.run("history.after", xid=str(place[0]), seq=place[1], limit=limit)
     if len(rows) < limit and store.db.run("history.restored") == [(True,)]:
         raise WrongUse(
-            f"The history in {store.db.where} was restored from another server, which numbered "
-            "its transactions otherwise, so new changes can't be told from old ones. "
-            "Run `odf init` to mend it."
+            f"The history in {store.db.where} was restored from a server with other "
+            "transaction numbers, so new changes can't be told from old ones. "
+            "Run `odf init` to repair it."
         )
     xid, seq = (rows[-1][-1], rows[-1][0]) if rows else place[:2]
     return [_event(store, row[:-1]) for row in rows], _cursor(xid, seq, epoch)
@@ -224,7 +224,7 @@ def _parse(store: Store, cursor: str | None) -> tuple[int, int, int]:
     if not found:
         raise WrongUse(
             f"{cursor[:60]!r} isn't a cursor into the history in {store.db.where}. "
-            "Pass on the one that was returned, or none to begin at the beginning."
+            "Pass the cursor that the last call returned, or none to start from the beginning."
         )
     numbers = [int(part or 0) for part in found.groups()] + [0, 0]
     return numbers[0], numbers[1], numbers[2]
@@ -460,7 +460,7 @@ def steps(
     """
     check_id("pipeline", jobid)
     if limit < 1:
-        raise WrongUse("--limit is at least 1.")
+        raise WrongUse("--limit must be at least 1.")
     with store.db.reading():
         if dataid is None:
             runs = store.db.records("steps.runs_of_job", jobid=jobid, limit=limit)
@@ -481,7 +481,7 @@ def clean(
     any other could be run again. Keys go after their items, a day old at least.
     """
     if days_old is not None and not 0 <= days_old <= 36500:
-        raise WrongUse("--days-old is between 0 and 36500.")
+        raise WrongUse("--days-old must be between 0 and 36500.")
     now = datetime.fromtimestamp(store.now(), UTC)
     before = now + timedelta(days=1) if days_old is None else now - timedelta(days=days_old)
     known = {"jobid": jobid, "before": to_table(store, before)}

@@ -156,7 +156,7 @@ def accept(store: Store, posts: Sequence[Post]) -> list[Accepted | Refused]:
 def unregistered(jobid: str) -> Refused:
     """The refusal of a job that writes nothing, as far as the tables know."""
     return Refused(
-        f"Pipeline {jobid!r} isn't registered, so nothing can be kept for it. "
+        f"Pipeline {jobid!r} isn't registered, so it can't accept items. "
         f"Run `odf pipeline list`, then `odf pipeline run {typed(jobid)}`.",
         code="NOT_REGISTERED",
     )
@@ -252,8 +252,8 @@ class _Attempt:
         digest, dataids = known[post.jobid, post.key]
         if digest != self.digests[at]:
             return Refused(
-                f"The Idempotency-Key {post.key!r} came before with other items: nothing was "
-                "accepted. Send them with a key of their own.",
+                f"The Idempotency-Key {post.key!r} was already used for other items: nothing was "
+                "accepted. Send these with a new key.",
                 code="KEY_REUSED",
             )
         return Accepted(dataids, tuple(map(int, dataids)), True)

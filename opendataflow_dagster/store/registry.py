@@ -97,9 +97,9 @@ def check_columns(datasetid: str, columns: Mapping[str, str | None]) -> None:
         check_text(f"value of {name}", value)
         if name in ("hostname", "database") and value and has_password(value):
             raise WrongUse(
-                f"The {name} of dataset {datasetid!r} has a password in its URL, where everybody "
-                "would see it. Leave it out, and give it with --password (of an object store, as "
-                "a setting of Spark's)."
+                f"The {name} of dataset {datasetid!r} has a password in its URL, where everyone "
+                "can read it. Remove it, and use --password; for an object store, use a setting "
+                "of Spark."
             )
     mode = columns.get("writemode")
     if mode and mode not in WRITE_MODES:

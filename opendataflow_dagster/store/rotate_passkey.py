@@ -110,7 +110,7 @@ def _rotate_rows(store: Store, keys: Keys) -> tuple[int, int]:
                         "credentials.replace", datasetid=datasetid, old=before, new=after
                     )
         raise DataflowError(
-            "The encrypted passwords keep changing. Nothing was changed: try again."
+            "Others keep changing the encrypted passwords, so nothing was rotated. Try again."
         )
 
     return store.db.insist(work)[0]
@@ -135,8 +135,9 @@ def _planned(store: Store, keys: Keys) -> tuple[list[tuple[str | None, str, str]
 
 def _neither(labels: list[str]) -> DataflowError:
     return DataflowError(
-        f"Neither key decrypts {', '.join(dict.fromkeys(labels))}. Nothing was changed. "
-        "Correct the keys, or make those values anew with `odf encrypt`; then `odf rotate` again."
+        f"Neither passkey decrypts {', '.join(dict.fromkeys(labels))}. Nothing was changed. "
+        "Correct the passkeys, or encrypt those values again with `odf encrypt`; then run: "
+        "odf rotate"
     )
 
 

@@ -165,7 +165,10 @@ def test_example_4_runs_once_a_day(utility: Utility) -> None:
 
 
 def test_an_unknown_utility_is_named_in_the_error(utility: Utility) -> None:
-    for words, line in ((["nonsense"], "no such command"), (["SetDataStatus"], "odf ready")):
+    for words, line in (
+        (["nonsense"], "no command of that name"),
+        (["SetDataStatus"], "odf ready"),
+    ):
         with pytest.raises(WrongUse, match=line):
             java_compat.run_utility(words)
     assert java_compat.run_utility([]) == 2
@@ -295,7 +298,7 @@ def test_the_tables_of_h2_are_loaded_and_dumped(store: Store, tmp_path: Path) ->
         ),
         (
             {"dataset": "datasetid,hostname\nnew,\nbobin,other\n"},
-            "dataset bobin has another hostname here than in the file. Nothing was loaded",
+            "dataset bobin has a different hostname here than in the file. Nothing was loaded",
         ),
     ],
 )

@@ -98,8 +98,8 @@ def test_an_invalid_flow_name_is_refused_in_one_line() -> None:
     for name, why in (
         ("a=b", "has a control character or '='"),
         ("a\nb", "has a control character"),
-        (" ", "A project needs a name"),
-        ("", "A project needs a name"),
+        (" ", "The project has no name"),
+        ("", "The project has no name"),
         ("x" * 240, ""),
     ):
         done = odf("new", name, "--kind", "scripts")

@@ -540,7 +540,7 @@ def test_bad_calls_get_one_clear_line(no_network: None) -> None:
         build_definitions(flow=flow, assets=[two])
     with pytest.raises(WrongUse, match="@dataflow_assets needs either a registered job"):
         dataflow_assets(job="check")
-    with pytest.raises(WrongUse, match="Leave out `dataflow`, or leave out `inputs` and `outputs`"):
+    with pytest.raises(WrongUse, match="Leave out `dataflow`, or `inputs` and `outputs`"):
         dataflow_assets(job="check", dataflow=flow, outputs=["c"])
     with pytest.raises(FlowError, match=r"gone\.yml"):
         build_definitions(flow="gone.yml")

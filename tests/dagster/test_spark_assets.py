@@ -143,7 +143,7 @@ def unique_n(chunk: Chunk) -> bool:
     [
         (lambda first, context: None, {}, None),
         (lambda first, second: None, {}, "has a parameter 'second' that nothing provides"),
-        (spark_job(lambda first, second: None), {}, "reads no such dataset"),
+        (spark_job(lambda first, second: None), {}, "reads no dataset of that name"),
         (spark_job(double, expect={"uniqe": ["n"]}), {}, "did you mean|Choose from"),
         (plain, {"pyspark": True}, "pyspark=True is for functions of DataFrames, which plain of"),
         (

@@ -354,7 +354,7 @@ def test_reading_orc_without_spark_fails_with_that_reason(
 
     ran = run(reader(pd.DataFrame, []), "1")
 
-    assert "'bobout' is in the format 'orc', which is read only by Spark" in ran.reason
+    assert "'bobout' is in the format 'orc', which only Spark can read" in ran.reason
     seen: list[Any] = []
     assert run(reader(DataFrame, seen), "1").success
     assert seen[0].collect()[0].n == 1

@@ -205,7 +205,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr == (
-        f"odf: {tmp_path} has files in it that aren't a demo's. Name another: `odf demo FOLDER`.\n"
+        f"odf: {tmp_path} has files that `odf demo` didn't create. Name another: odf demo FOLDER\n"
     )
     assert [each.name for each in tmp_path.iterdir()] == ["mine"]
 

@@ -248,7 +248,7 @@ def test_without_a_worker_the_items_wait(served: Served) -> None:
     again = served.odf("serve", "--no-worker", "--port", str(served.port))
     assert again.returncode == 2
     assert "in use" in again.stderr
-    assert "Choose others by --host and --port" in again.stderr
+    assert "Choose another with --host or --port" in again.stderr
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
     assert "takes items at http://127.0.0.1" in served.said()
@@ -271,8 +271,8 @@ def test_it_listens_on_this_machine_alone(served: Served) -> None:
         (["--project", "nowhere"], 2, "has no project.yml"),
         (["--host", "256.0.0.1"], 2, "Can't listen at 256.0.0.1"),
         (["--rate", "0"], 2, "0"),
-        (["--rate", "nan"], 2, "nan is no number of items"),
-        (["--rate", "inf"], 2, "inf is no number of items"),
+        (["--rate", "nan"], 2, "nan isn't a number of items"),
+        (["--rate", "inf"], 2, "inf isn't a number of items"),
         (["--rate", "-1"], 2, "-1"),
     ],
 )

@@ -100,8 +100,8 @@ REFUSED = {
     "": "flow.yml:1: must be an object with the keys",
     "flow:\n": "flow.yml:1: flow has no value",
     "datasets: {}\n": "flow.yml:1: needs a name",
-    "flow: shop\ndatasets:\n  a: {hostnam: /x}\n": "flow.yml:3: dataset 'a' has a key 'hostnam'. "
-    "Did you mean 'hostname'?",
+    "flow: shop\ndatasets:\n  a: {hostnam: /x}\n": "flow.yml:3: dataset 'a' has an unknown key "
+    "'hostnam'. Did you mean 'hostname'?",
     "flow: shop\ndatasets:\n  a:\n  b:\n  a:\n": "flow.yml:5: 'a' is given here and in line 3.",
     "flow: s\nflow: t\n": "flow.yml:2: 'flow' is given here and in line 1.",
     "flow: s\ndatasets: [a]\n": "flow.yml:2: datasets must have names",
@@ -111,7 +111,7 @@ REFUSED = {
     "flow: s\ndatasets: {a: {hostname: }}\n": "flow.yml:2: hostname of dataset 'a' has no value",
     "flow: s\ndatasets: {today: {}}\n": "flow.yml:2: 'today' is reserved",
     "flow: s\ndatasets:\n  a:\n    options: {delimeter: x}\n": "flow.yml:4: options of dataset "
-    "'a' has a key 'delimeter'. Did you mean 'delimiter'?",
+    "'a' has an unknown key 'delimeter'. Did you mean 'delimiter'?",
     "flow: s\ndatasets: {a: {writemode: apend}}\n": "writemode of dataset 'a' must be append or "
     "replace, not 'apend'. Did you mean 'append'?",
     "flow: s\ndatasets: {a: {encryptedpass: geheim}}\n": "isn't an encrypted value",
@@ -128,7 +128,7 @@ REFUSED = {
     "flow: s\njobs: {j: {out: a, policy: {concurency: 3}}}\n": "Did you mean 'concurrency'?",
     "flow: s\njobs: {j: {out: a, policy: {concurrency: -3}}}\n": "use a whole number, at least 0",
     "flow: s\ndefaults:\n  policy: {concurrency: x}\n": "flow.yml:3: concurrency='x' isn't valid",
-    "flow: s\njobs: {j: {out: a, policy: {paused_until: +2h}}}\n": "each apply would move it",
+    "flow: s\njobs: {j: {out: a, policy: {paused_until: +2h}}}\n": "each `odf apply` would move",
     "flow: s\njobs: {j: {out: a, environment: {LD_PRELOAD: x}}}\n": "can't set LD_PRELOAD",
     "flow: s\njobs: {j: {out: a, runs_in: dagstr}}\n": "Did you mean 'dagster'?",
     "flow: s\njobs:\n  j: {in: a, out: b}\n  k: {in: b, out: a}\n": "wait for each other for ever",
@@ -204,7 +204,7 @@ def test_a_flow_in_python_is_checked_as_one_in_a_file() -> None:
         Job("j", outputs=["a"], policy={"concurency": 3})
     with pytest.raises(WrongUse, match="Use one of work, dagster, cron"):
         Job("j", outputs=["a"], runs_in="airflow")
-    with pytest.raises(WrongUse, match="has a key 'adress'"):
+    with pytest.raises(WrongUse, match="has an unknown key 'adress'"):
         Flow("s", targets={"p": {"adress": "x"}})
     with pytest.raises(WrongUse, match="writemode"):
         Dataset("a", writemode="over")

@@ -534,7 +534,7 @@ def test_doctor_reports_drift(odf: Odf, store: Store) -> None:
     Path("flow.yml").write_text("flow: shop\ndatasets: {a: {hostnam: x}}\n")
     broken = CliRunner().invoke(app, ["doctor"])
     assert broken.exit_code == 1
-    assert "fail flow flow.yml:2: dataset 'a' has a key" in " ".join(broken.stdout.split())
+    assert "fail flow flow.yml:2: dataset 'a' has an unknown key" in " ".join(broken.stdout.split())
 
 
 # --- size, turns, kills ---------------------------------------------------------------------------

@@ -158,7 +158,7 @@ def test_a_python_function_is_run_by_its_name(odf: Odf, store: Store) -> None:
     [
         ("nothere.py:copy", "", "there is no file"),
         ("jobs.py:cpoy", FUNCTIONS, "Did you mean 'copy'?"),
-        ("jobs.py:with_context", FUNCTIONS, "doesn't take a chunk alone"),
+        ("jobs.py:with_context", FUNCTIONS, "must take one argument, the chunk"),
         ("jobs.py:copy", "import nothere", "can't be imported: ModuleNotFoundError: No module"),
         ("jobs.py:copy", "def copy(:", "can't be imported: SyntaxError"),
     ],

@@ -320,7 +320,7 @@ def test_types_that_spark_lacks_are_widened_or_refused(made: Made) -> None:
     }
     for kinds, column in unknown.items():
         with pytest.raises(
-            TransformationError, match=f"^Column 'x' can't .*: it has {kinds}. Give"
+            TransformationError, match=f"^Column 'x' can't .*: it has {kinds}. Convert"
         ):
             ran.run("p", "native", [pd.DataFrame({"a": 1, "x": column})])
 

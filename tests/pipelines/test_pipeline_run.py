@@ -903,7 +903,7 @@ def test_a_missing_value_of_a_row_is_none(own: Shop) -> None:
 @pytest.mark.parametrize(
     ("slug", "text", "said"),
     [
-        ("daily", "a\n1\n", "Pipeline 'daily' takes no items"),
+        ("daily", "a\n1\n", "Pipeline 'daily' accepts no items"),
         ("signups", None, "There is no file"),
         ("signups", "", "can't be read as CSV"),
         ("signups", "a\n1\n1,2,3\n", "can't be read as CSV"),
@@ -1116,8 +1116,8 @@ def test_ctrl_c_gives_back_what_runs_and_publishes_nothing(typed: Shop, stream: 
     ("words", "code", "said"),
     [
         (["nothing"], 4, "There is no pipeline 'nothing'"),
-        (["daily", "--stream", "items.csv", "--all"], 2, "--all is for what waits"),
-        (["daily", "--stream", "items.csv"], 2, "takes no items"),
+        (["daily", "--stream", "items.csv", "--all"], 2, "Use --all without --stream"),
+        (["daily", "--stream", "items.csv"], 2, "accepts no items"),
         (["signups", "--stream", "items.csv"], 2, "There is no file items.csv"),
         (["report", "--strict"], 3, "nothing claimable"),
         (["report"], 0, "nothing claimable"),
@@ -1185,7 +1185,7 @@ def test_a_new_project_has_a_name_that_can_be_typed(tmp_path: Path) -> None:
     for empty in ("", " "):
         refused = odf("new", empty, cwd=tmp_path)
         assert refused.returncode == 2
-        assert "A project needs a name, which is its folder's. Run: odf new shop" in refused.stderr
+        assert "The project has no name. Name its folder, as in: odf new shop" in refused.stderr
     assert list(tmp_path.iterdir()) == []
     assert "Next: cd ./-x && " in odf("new", "--", "-x", cwd=tmp_path).stderr
     assert (tmp_path / "-x" / "project.yml").exists()

@@ -278,7 +278,7 @@ def test_a_repeated_post_must_be_equal_byte_for_byte(client: Client) -> None:
     assert first.status_code == 202
     between = client.post(' [ {"id": 1} , {"id": 2} ]', Idempotency_Key="k")
     assert between.json() == first.json()
-    assert "with other items" in client.refused('[{"id":1},{"id":2}]', 422, Idempotency_Key="k")
+    assert "for other items" in client.refused('[{"id":1},{"id":2}]', 422, Idempotency_Key="k")
     told = client.http.get("/openapi.json").json()["paths"]["/stream/{slug}"]["post"]["parameters"]
     assert "byte for byte" in told[1]["description"]
     assert "byte for byte" in client.http.get("/docs").text

@@ -451,7 +451,7 @@ def test_a_sample_that_cant_be_read_doesnt_hide_the_answer(df: DataFrame) -> Non
         ({"range": {"x": (1, "b")}}, ["a"], "Give two numbers, dates or texts"),
         ({"range": {"x": (float("nan"), 1)}}, ["a"], "Give two numbers"),
         ({"range": {"x": (True, False)}}, ["a"], "Give two numbers"),
-        ({"range": {"x": (2, 1)}}, ["a"], "the least is above the most. Swap them"),
+        ({"range": {"x": (2, 1)}}, ["a"], "the minimum is above the maximum. Swap them"),
         ({"range": {"x": (dt.date(2026, 1, 1), dt.datetime(2026, 1, 1))}}, ["a"], "of one type"),
         ({"range": ["x"]}, ["a"], r"Give \{column: \(least, most\)\}"),
         ({"rows": {"mim": 1}}, ["a"], "rows has 'mim'. Choose from min, max, change.*mean 'min'"),

@@ -151,7 +151,7 @@ for where, dataid, rows in (
     for work in (lambda: read_rows(spark, where, dataid, None, password),
                  lambda: write(spark.sql(rows), where, dataid)):
         said = refused(work, Refused)
-        assert said.startswith(f"db/n isn't split, so that chunk {dataid!r} is its "), said
+        assert said.startswith(f"db/n isn't split, so chunk {dataid!r} has the rows whose "), said
         command = "orders --pending --by month --from 2026-01-01 --to 2026-01-01"
         assert said.endswith(f"Run: odf split {command if where is by_day else '--help'}"), said
 assert leftovers(by_day, password, spark) == []

@@ -359,7 +359,7 @@ def test_a_frame_is_published_and_read_by_versions(line: Store, spark: Any) -> N
             assert found.dtypes == df.dtypes
             assert found.count() == count
     assert cleaned(line) == []
-    with pytest.raises(Refused, match="has nothing of chunk '2'"):
+    with pytest.raises(Refused, match="has no data of chunk '2'"):
         read_version(spark, place(), "2", None)
 
 
@@ -385,9 +385,9 @@ def test_hadoops_files_behave_like_pythons(spark: Any, tmp_path: Path) -> None:
 
 
 def test_a_place_without_java_classes_is_refused_in_one_line(spark: Any) -> None:
-    with pytest.raises(Refused, match=r"nothing here that reads s3a URLs.*spark.jars.packages"):
+    with pytest.raises(Refused, match=r"no jars that read s3a URLs.*spark.jars.packages"):
         HadoopFiles(spark, ObjectStore("out", "s3a://bucket/out", "parquet"))
-    with pytest.raises(Refused, match="nothing here that reads oss URLs"):
+    with pytest.raises(Refused, match="no jars that read oss URLs"):
         HadoopFiles(spark, ObjectStore("out", "oss://bucket/out", "parquet"))
 
 

@@ -593,7 +593,9 @@ def test_a_chunk_of_a_table_that_is_not_split_says_what_to_run(
         with pytest.raises(Refused) as refused:
             work()
         told = str(refused.value)
-        assert told.startswith(f"{table.location} isn't split, so that chunk {dataid!r} is its ")
+        assert told.startswith(
+            f"{table.location} isn't split, so chunk {dataid!r} has the rows whose "
+        )
         assert told.endswith(f"). Run: {command}")
         assert "\n" not in told
     assert tables(base) == []

@@ -329,7 +329,7 @@ def test_a_table_format_without_its_jars_says_so_and_takes_rows_of_the_chunk_onl
     for jobid, fn in (("fill", lambda spark: spark.sql("select 1 n")), ("use", lambda lake: lake)):
         sql(line.store, "update datastatus set status = 'READY' where dataid = 'sun'")
         line.run(jobid, fn)
-        assert f"'lake' has the format '{format}', but Spark has no such format" in line.reason()
+        assert f"'lake' has the format '{format}', but Spark doesn't have its jars" in line.reason()
         assert "spark.jars.packages" in line.reason()
     assert not (line.folder / "lake").exists()
 
@@ -556,7 +556,7 @@ def test_a_chunk_that_fails_again_leaves_the_old_one(doubling: Line, spark: Spar
 
 
 def test_a_function_that_takes_what_isn_t_there_claims_nothing(doubling: Line) -> None:
-    with pytest.raises(WrongUse, match="reads no such dataset"):
+    with pytest.raises(WrongUse, match="reads no dataset of that name"):
         doubling.run("double", lambda first, second: None)
 
     assert doubling.said == []
@@ -1340,12 +1340,12 @@ def test_a_large_csv_is_read_in_parts_only_if_each_line_is_a_row(
         (
             "json",
             "map(1, 'x') as m",
-            "Column 'm' has a map whose keys aren't texts, and in JSON "
-            "nobody could read it. Cast the keys to string, or register the dataset with --format",
+            "Column 'm' has a map whose keys aren't strings, which JSON "
+            "can't hold. Cast the keys to string, or register the dataset with --format",
         ),
         ("json", "map('k', array(named_struct('f', map(date'2026-01-01', 1)))) as m", "Column 'm'"),
-        ("orc", "1 as `a``b`", "A column is called 'a`b'"),
-        ("orc", "map('k', array(named_struct('a`b', 1))) as m", "A column is called 'a`b'"),
+        ("orc", "1 as `a``b`", "Column 'a`b' has a backtick"),
+        ("orc", "map('k', array(named_struct('a`b', 1))) as m", "Column 'a`b' has a backtick"),
     ],
 )
 def test_values_that_a_format_would_change_are_refused_in_one_line(

@@ -527,7 +527,7 @@ def test_a_frame_without_columns_and_arrow_tables_are_fine(format: str, tmp_path
         (pd.DataFrame({"a": [b"x"]}), "json", "bytes can't be written as JSON"),
         ([1], "csv", "A list can't be published"),
         (None, "csv", "A NoneType can't be published"),
-        (Path("nowhere"), "csv", "There is nothing at nowhere"),
+        (Path("nowhere"), "csv", "The job returned the path nowhere, which doesn't exist"),
     ],
 )
 def test_data_that_cant_be_written_is_refused_with_the_reason(

@@ -69,7 +69,7 @@ def test_the_command_prints_it_once(
     assert "in place of" not in told
     assert "in place of the one before" in odf("orders")[2]
 
-    assert odf("orders", "--drop") == (0, "", "Pipeline 'orders' takes no items any more.\n")
+    assert odf("orders", "--drop") == (0, "", "Pipeline 'orders' accepts no items any more.\n")
     code, printed, told = odf("orders", "--drop")
     assert (code, printed, "odf token orders" in told) == (4, "", True)
     code, printed, told = odf("nosuch")
@@ -88,7 +88,7 @@ def test_a_project_knows_who_takes_items(tmp_path: Path, monkeypatch: pytest.Mon
     assert told.endswith("It has: live, daily, broken, quiet\n")
     code, printed, told = odf("daily")
     assert (code, printed, len(told.splitlines())) == (2, "", 1)
-    assert "Pipeline 'daily' takes no items" in told
+    assert "Pipeline 'daily' accepts no items" in told
     assert not (root / ".dataflow").exists()
 
     code, printed, told = odf("live")

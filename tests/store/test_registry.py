@@ -138,7 +138,7 @@ def test_a_password_is_encrypted_for_its_dataset_and_never_shown(
     ],
 )
 def test_a_password_in_a_url_is_refused(store: Store, place: dict[str, str]) -> None:
-    with pytest.raises(WrongUse, match="give it with --password") as caught:
+    with pytest.raises(WrongUse, match="use --password") as caught:
         registry.add_dataset(store, "bob", **place)
     assert "hunter2" not in str(caught.value)
     assert "\n" not in str(caught.value)
