@@ -163,7 +163,9 @@ def test_a_shell_completes_jobs_and_datasets(
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_line_of_a_shells_startup_file_is_documented(shell: str) -> None:
-    source = get_completion_class(shell)(app, {}, "odf", "_ODF_COMPLETE").source()
+    kind = get_completion_class(shell)
+    assert kind is not None
+    source = kind(app, {}, "odf", "_ODF_COMPLETE").source()
     assert f"_ODF_COMPLETE={shell}_complete" in source
     page = (ROOT / "docs" / "configuration.md").read_text().replace("\\|", "|")
     [line] = re.findall(rf"`([^`]*_ODF_COMPLETE={shell}_source odf[^`]*)`", page)
