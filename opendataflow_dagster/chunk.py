@@ -39,7 +39,7 @@ class ChunkFailed(DataflowError):
 
 
 class Place(NamedTuple):
-    """A dataset of a job: its registration, and what is known of this chunk of it.
+    """A dataset of a job: its registration, and what is known about this chunk of it.
 
     Attributes:
         datasetid: The dataset.
@@ -72,7 +72,7 @@ class Result(NamedTuple):
     Attributes:
         rows: How many rows the chunk has.
         bytes: How large it is.
-        fingerprint: A value that is equal for equal data, by which stale chunks are found.
+        fingerprint: A value that is equal for equal data; used to detect stale chunks.
         location: Where the chunk is, if it isn't in its usual place.
         metadata: Further entries, shown by `odf why` and Dagster.
         schema: The columns and types, as JSON.
@@ -226,7 +226,7 @@ class Chunk:
         return not (self._pulse and self._pulse.lost(self.claim))
 
     def holds(self, seconds: float) -> bool:
-        """Whether nobody else can recover the chunk for this many seconds without a heartbeat."""
+        """Whether the claim stays valid for this many seconds without a heartbeat."""
         return self._pulse is None or self._pulse.holds(self.claim, seconds)
 
     def check(self) -> None:
@@ -238,7 +238,7 @@ class Chunk:
 def open_chunk(
     store: Store, claim: Claim, environment: JobContext, pulse: Lease | None = None
 ) -> Chunk:
-    """What user code is told of a claimed chunk."""
+    """Return what user code receives about a claimed chunk."""
     plan = environment.plan
     rows, _ = store.db.insist(
         lambda: store.db.run("produce.inputs", jobid=claim.jobid, dataid=claim.dataid)
@@ -374,7 +374,7 @@ def _as_json(metadata: Mapping[str, Any]) -> str | None:
 
 
 def reason_of(error: BaseException) -> str:
-    """What an exception says, on one line, as the tables can keep it; of ours the message alone."""
+    """Return an exception as one line for the tables; for our own errors, only the message."""
     if isinstance(error, DataflowError):
         return tidy(one_line(str(error))) or "failed"
     from traceback import format_exception_only
@@ -549,7 +549,7 @@ class _LineReader:
 
 
 def _untyped(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Entries of metadata; those whose type Dagster is to guess as their plain values."""
+    """Return metadata entries; entries whose type Dagster should infer become plain values."""
     return {
         name: _raw(value) if isinstance(value, dict) and value.get("type") == "__infer__" else value
         for name, value in (metadata or {}).items()

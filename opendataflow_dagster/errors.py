@@ -44,7 +44,7 @@ class NoDatabase(DataflowError):
 
 
 class CredentialError(DataflowError):
-    """A credential can't be read or made; the message never holds a secret."""
+    """A credential can't be read or created; the message never contains a secret."""
 
     exit_code = 4
 
@@ -84,7 +84,7 @@ class StaleClaim(Refused):
 
 
 class InputsChanged(StaleClaim):
-    """An input changed while the claim read it: the chunk is sent back, to be made again."""
+    """An input changed while the claim read it: the chunk becomes RESUBMIT."""
 
     code = "DATA_NOT_READY"
 
@@ -114,7 +114,7 @@ EXTRAS = {
 
 
 def what_installs(error: ImportError, extra: str | None = None) -> str | None:
-    """The line for a library of an extra that is missing; None if it is none of ours.
+    """Return how to install a missing library; None if it isn't part of an extra.
 
     `extra` is what is wanted, if it is another one that brings it too.
     """

@@ -32,7 +32,7 @@ def public(place: str) -> str:
 
 
 def obstacle(path: str) -> str | None:
-    """What keeps a folder from being made: a file, or a link that leads nowhere, on its way."""
+    """Return what prevents a folder from being created: a file or a broken link in its path."""
     while not os.path.lexists(path) and path != os.path.dirname(path):
         path = os.path.dirname(path)
     if os.path.isdir(path):

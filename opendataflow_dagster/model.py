@@ -375,7 +375,7 @@ class Recovered(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A claim whose worker didn't come back: how often that chunk was lost now, and may be."""
+    """A claim whose worker is lost: how often the chunk was lost so far, and the limit."""
 
     jobid: str
     dataid: str
@@ -412,7 +412,7 @@ def natural_key(dataid: str) -> str:
 
 
 def check_id(kind: str, value: str) -> str:
-    """The id itself, if it can be kept exactly as it is; `kind` is a word for messages."""
+    """Return the id if it can be stored unchanged; `kind` is a word for messages."""
     if not value:
         raise WrongUse(f"The {kind} is empty. Give it a name.")
     if "\0" in value:
@@ -446,7 +446,7 @@ def check_variable(name: str) -> str:
 
 
 def check_text(kind: str, value: str | None) -> None:
-    """Refuse a text that no database keeps, or no process gets, as it is."""
+    """Refuse a text that no database can store unchanged, or no process can receive."""
     if value is None:
         return
     if "\0" in value:

@@ -87,7 +87,7 @@ class Tour:
         return process.returncode, printed or "", failures or ""
 
     def register(self, **sales: str) -> None:
-        """Make the tables, the three datasets and the two jobs."""
+        """Create the tables, the three datasets and the two jobs."""
         self.odf("init")
         for name, kind in (
             ("sales", "as it arrives"),
@@ -228,7 +228,7 @@ def _files() -> Iterator[Path]:
 
 
 def _put_aside(present: Path, original: Path) -> None:
-    """Make room for a file of ours; one that a person has changed is kept under another name."""
+    """Make room for a generated file; a file that a person has changed is renamed and kept."""
     if present.is_file() and present.read_bytes() != original.read_bytes():
         present.replace(present.with_name(present.name + "~"))
     present.unlink(missing_ok=True)

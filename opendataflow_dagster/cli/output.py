@@ -1,4 +1,4 @@
-"""How a listing is shown: a table for people, objects for programs; and a line of progress."""
+"""How listings are shown: tables for people, objects for programs; and progress lines."""
 
 import io
 import json
@@ -239,7 +239,7 @@ def shown_rows(rows: Iterable[dict[str, Any]], *, as_json: bool) -> list[dict[st
 
 
 def wrapped(text: str, indent: int) -> str:
-    """A sentence in lines that fit the terminal, indented from the second on; else as it is."""
+    """Wrap a sentence to the terminal, indented from the second line; unchanged elsewhere."""
     if not sys.stdout.isatty():
         return text
     return textwrap.fill(
@@ -347,7 +347,7 @@ def _pager() -> list[str]:
 
 
 def in_colour() -> bool:
-    """Whether standard output is a terminal with colours, and nobody switched them off."""
+    """Whether standard output is a terminal with colours that aren't switched off."""
     return (
         sys.stdout.isatty()
         and not os.environ.get("NO_COLOR")

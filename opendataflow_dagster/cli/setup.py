@@ -393,7 +393,7 @@ def _tell_added(folder: Path, added: AddedFiles, next_command: str) -> None:
 
 
 def new_pipelines(folder: Path) -> AddedFiles:
-    """Make a folder a project of pipelines."""
+    """Turn a folder into a project with pipelines."""
     from ..pipelines.project import new_project
 
     files = new_project(folder)
@@ -402,7 +402,7 @@ def new_pipelines(folder: Path) -> AddedFiles:
 
 
 def refuse_filled(folder: Path, kind: str) -> None:
-    """Refuse to make a project of what is a file, or of a folder that holds anything."""
+    """Refuse to create a project from a file, or in a folder that isn't empty."""
     if os.path.lexists(folder) and not folder.is_dir():
         raise WrongUse(f"{str(folder)!r} is a file. Name a folder that doesn't exist yet.")
     if folder.is_dir() and any(folder.iterdir()):
@@ -483,7 +483,7 @@ def _refuse_taken(folder: Path, files: Mapping[Path, str]) -> None:
 
 
 def _write(folder: Path, files: Mapping[Path, str]) -> list[Path]:
-    """Write files that aren't there, and return those; what came meanwhile stays as it is."""
+    """Write the missing files and return them; files created meanwhile stay unchanged."""
     written = []
     for path, text in files.items():
         target = folder / path

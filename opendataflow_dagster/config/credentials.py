@@ -58,7 +58,7 @@ def for_dataset(datasetid: str) -> Purpose:
 
 
 def decrypt(value: str, passkey: str | None, *, purpose: Purpose) -> str:
-    """Decrypt a value of either kind; refuse one that was made for another purpose."""
+    """Decrypt a value of either kind; refuse one that was encrypted for another purpose."""
     secret = _bytes_of(passkey, purpose)
     value = value.strip()
     if version := re.match(r"odf([0-9]+)\.", value):
@@ -149,7 +149,7 @@ def encrypt_as_original(text: str, passkey: str | None) -> str:
 
 
 def new_key() -> str:
-    """Return a passkey that nobody can guess, so that it needs no slow key derivation."""
+    """Return a random passkey, which needs no slow key derivation."""
     return RANDOM_KEY + _base64(os.urandom(KEY_BYTES))
 
 
@@ -160,7 +160,7 @@ def is_legacy(value: str) -> bool:
 
 
 def is_encrypted(value: str) -> bool:
-    """Whether a value looks like one of the original or of ours."""
+    """Whether a value looks like an encrypted one, of the original or of this package."""
     return re.match(r"odf[12]\.", value) is not None or is_legacy(value)
 
 
@@ -258,7 +258,7 @@ def _derive(secret: bytes, salt: bytes, log_n: int, r: int, p: int) -> bytes:
 
 
 def _random_key(passkey: str | None) -> bytes | None:
-    """The bytes of a passkey that `odf key` has made; None for one that a person has chosen."""
+    """Return the bytes of a passkey from `odf key`; None for one that a person chose."""
     if not passkey or not passkey.startswith(RANDOM_KEY):
         return None
     raw = _unbase64(passkey.removeprefix(RANDOM_KEY), url_safe=True)
@@ -370,7 +370,7 @@ def take_passkey() -> None:
 
 @contextmanager
 def handed_on() -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
-    """Return the environment and the descriptors for a child process of ours."""
+    """Return the environment and the descriptors for a child process of this package."""
     if "PASSKEY" not in _kept:
         yield dict(os.environ), ()
         return
@@ -397,7 +397,7 @@ def hand_on_by_multiprocessing() -> None:
 
 
 class HandedOn:
-    """Stands for what this process keeps: pickled for a child process, the child keeps it too."""
+    """A handle to the passkeys in memory: pickled for a child process, it passes them on."""
 
     def __reduce__(self) -> tuple:
         from multiprocessing.context import get_spawning_popen

@@ -85,7 +85,7 @@ def build_definitions(
     executor: dg.ExecutorDefinition | None = None,
     **launch: Unpack[LaunchOptions],
 ) -> dg.Definitions:
-    """Definitions of all datasets of a flow, or of the tables, with what runs their jobs here.
+    """Build definitions for the datasets of a flow, or of the tables, and the jobs that run here.
 
     A dataset that no job here writes is shown as an external asset. With a flow, no database is
     read until a sensor ticks or a run begins.
@@ -94,7 +94,7 @@ def build_definitions(
         dataflow: The tables; by default those that `odf` would use here, or the first project's.
         flow: A flow.yml, or a `Flow`: its jobs run as it says. Jobs that are declared by
             `@dataflow_assets(inputs=…, outputs=…)` are added to it.
-        assets: Assets of `@dataflow_assets`, and any other assets of yours.
+        assets: Assets of `@dataflow_assets`, and any other assets of your own.
         functions: By job, the function that runs it: `fn(chunk)` or `fn(chunk, context)`.
         scripts: By job, the script that runs it; or a folder, whose executable files are used if
             they are named like a job.

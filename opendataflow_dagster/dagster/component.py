@@ -92,7 +92,7 @@ attributes:
 
 
 class Scaffolder(dg.Scaffolder):
-    """Writes a defs.yaml that works as it is and explains the other attributes."""
+    """Writes a defs.yaml that works unchanged and explains the other attributes."""
 
     def scaffold(self, request: dg.ScaffoldRequest) -> None:
         if request.scaffold_format != "yaml":

@@ -236,7 +236,7 @@ class GridWindow:
         return [there[key] if key in there else translator.dataid(key) for key in keys]
 
     def outdated_lines(self, here: Mapping[dg.AssetKey, dg.PartitionsDefinition]) -> list[str]:
-        """Return lines about assets of a code location whose partitions get no keys any more."""
+        """Return lines about assets of a code location whose partitions no longer get new keys."""
         datasets = {self.translator.asset_key(each): each for each in self.domains}
         was = {
             self.translator.partitions_name(name): self.domains[each]
@@ -365,7 +365,7 @@ class GridWindow:
         return self._change_keys(domain, wanted - existing, existing - wanted)
 
     def has_come(self, domain: str) -> bool:
-        """Whether a chunk without a partition has one by now; the others are reported."""
+        """Whether a chunk that had no partition has one now; the others are reported."""
         there, before = self._chunks(domain), set(self.told.get(domain, ()))
         without = self.without_partition(domain, there)
         self.told[domain] = sorted(before & without)

@@ -47,7 +47,7 @@ class DataflowIOManager(dg.ConfigurableIOManager):
 
     An output is a frame, an Arrow table, bytes, or the Path of the data to publish; for several
     partitions, a dict by partition key. The chunk is claimed when the output is written: a chunk
-    that is READY, or that somebody else holds, isn't written.
+    that is READY, or claimed by another worker, isn't written.
 
     Attributes:
         dataflow: The tables.

@@ -233,7 +233,7 @@ def _stale_checks(plan: Plan) -> list[ChunkCheck]:
 
 
 def no_assets(jobid: str, flaw: str) -> dg.AssetsDefinition:
-    """Return an empty definition: an unregistered job mustn't take the project's assets down.
+    """Return an empty definition: an unregistered job mustn't break the project's other assets.
 
     The page of the sensor of `build_definitions` shows the reason, too.
     """
@@ -364,7 +364,7 @@ def why_unregistered(catalog: Catalog, jobid: str) -> str:
 
 
 def what_registers(catalog: Catalog, jobid: str) -> str:
-    """Return the step that makes a job known: to the flow of these definitions, or the tables."""
+    """Return how to register a job: in the flow of these definitions, or in the tables."""
     if catalog.registered_by:
         return "Declare it in the flow"
     return f"Run: odf job add {typed(jobid)} --in DATASET --out DATASET"

@@ -1,4 +1,4 @@
-"""The runs by which Dagster shows work done outside it: one for each execution of a job.
+"""The runs that show work outside Dagster: one for each execution of a job.
 
 They are stored as Dagster stores runs, but nothing is launched. While an execution is at work, its
 run is MANAGED: the only unfinished status that takes no slot and that Dagster leaves alone. Dagster
@@ -168,7 +168,7 @@ class OutsideRuns:
         self._write(written)
 
     def show_for(self, executions: Mapping[str, Execution]) -> None:
-        """Make sure that the runs that squares are to be shown by exist and are right."""
+        """Make sure that the runs that the squares link to exist and are correct."""
         if not self.mirror.shows_runs:
             return
         unsure = {run_id for run_id in executions if is_ours(run_id)} - self._shown

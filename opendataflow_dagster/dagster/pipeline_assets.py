@@ -257,7 +257,7 @@ def assets_of(
 
 
 class _Asset(dg.AssetsDefinition):
-    """A pipeline's asset; if it brings tables, those of the definitions still take precedence."""
+    """A pipeline's asset; a resource of the definitions overrides the tables that it brings."""
 
     bare: dg.AssetsDefinition | None = None
     """The same asset without its tables, if it brings some."""

@@ -42,7 +42,7 @@ _OURS = uuid.uuid5(uuid.NAMESPACE_DNS, "opendataflow")
 
 
 def our_run(*names: str) -> str:
-    """Return the id of a run of ours, always the same for the same names."""
+    """Return the id of one of our runs: the same names give the same id."""
     return str(uuid.uuid5(_OURS, "\n".join(names)))
 
 
@@ -121,7 +121,7 @@ class PublicMirror:
         *,
         observed: bool = True,
     ) -> None:
-        """Show partitions of one asset as materialized: by runs of ours, or by none.
+        """Show partitions of one asset as materialized: by our runs, or without a run.
 
         Args:
             materializations: The events to log.
@@ -160,11 +160,11 @@ class PublicMirror:
         raise NotImplementedError("Dagster's public API can't clear a square.")
 
     def remove_run(self, run_id: str) -> None:
-        """Remove a run of ours, with its events."""
+        """Remove one of our runs, with its events."""
         self.instance.delete_run(run_id)
 
     def end_runs(self) -> None:
-        """End our runs that are at work: their squares would be in progress forever."""
+        """End our running runs: otherwise their squares would stay in progress forever."""
         at_work = dg.RunsFilter(statuses=[dg.DagsterRunStatus.MANAGED])
         for run in self.instance.get_runs(at_work):
             if is_ours(run.run_id):
@@ -172,7 +172,7 @@ class PublicMirror:
                 self.instance.report_run_canceled(run, message=why)
 
     def forget_cache(self, key: dg.AssetKey) -> None:
-        """Make the UI count an asset's partitions again: its cache never drops any."""
+        """Make the UI recount an asset's partitions: its cache never removes any."""
 
     def cached_since(self, after: int) -> list[tuple[str, Any, dict[str, int]]]:
         """Return assets with materializations since a number, their caches, and the numbers."""

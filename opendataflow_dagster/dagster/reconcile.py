@@ -494,7 +494,7 @@ class _Pass:
     def _runs_of(
         self, datasetid: str, squares: list[WrongSquare], whole: bool
     ) -> dict[str, RunAndJob]:
-        """Return, by partition, the run of ours that shows a READY chunk; others have none."""
+        """Return, by partition, our run that shows a READY chunk; other chunks have none."""
         found = origins(self.store, datasetid, {each.dataid: each.truth for each in squares})
         by: dict[str, RunAndJob] = {}
         executions: dict[str, Execution] = {}
@@ -550,7 +550,7 @@ class _Pass:
                 told[jobid] = line
 
     def _is_late(self) -> bool:
-        """Whether the time is up; a pass that wrote nothing yet continues, to make progress."""
+        """Whether the time is up; a pass without a write continues, to make progress."""
         return time.monotonic() > self.until and any(self.wrote.values())
 
     def _sync_domain(self, domain: str) -> None:

@@ -147,7 +147,7 @@ class DataflowResource(dg.ConfigurableResource):
         return self.patient_store()
 
     def patient_store(self, patience: float | None = None) -> Store:
-        """The store with a limit, in seconds, on the wait for a database that went away."""
+        """The store, with a limit in seconds on how long it waits during a database outage."""
         found = self.settings
         key = (found.url, found.user, found.encrypted, found.schema, found.timezone, patience)
         with _lock:
@@ -158,7 +158,7 @@ class DataflowResource(dg.ConfigurableResource):
             return _stores[key]
 
     def catalog(self) -> Catalog:
-        """What is registered now, or if the database is away, what it had when it was last read.
+        """What is registered now; during a database outage, the result of the last read.
 
         So Dagster's pages open during an outage, too.
         """
@@ -273,7 +273,7 @@ def _load_flow(changed_at: int) -> Flow:
 
 
 def _read(store: Store) -> Catalog:
-    """Read the catalog, over a new connection if the old one is gone."""
+    """Read the catalog; reconnect if the connection is lost."""
     try:
         return read_catalog(store)
     except Exception as error:

@@ -48,7 +48,7 @@ class ShownRun(NamedTuple):
 
 
 class RunStorage:
-    """Runs of ours in one Dagster instance."""
+    """Our runs in one Dagster instance."""
 
     def __init__(self, mirror: Mirror) -> None:
         self.mirror = mirror

@@ -310,7 +310,7 @@ class JobRunners:
         return False
 
     def _job_of(self, given: dg.AssetsDefinition) -> str | None:
-        """Return the job that assets run; None: they run none of ours."""
+        """Return the job that assets run; None if they run no registered job."""
         if RESOURCE_KEY not in given.required_resource_keys:
             return None
         outputs = set()

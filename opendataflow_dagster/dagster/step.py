@@ -171,7 +171,7 @@ class Claimer:
         return self.claim(dataid)
 
     def refuse(self, dataid: str) -> list[Claim] | None:
-        """Count a chunk as refused, with the reason; or return its claim if it is free by now.
+        """Count a chunk as refused, with the reason; or return its claim if it has become free.
 
         Returns None if it has to wait: for the job's dial, or a few seconds for another worker.
         """
@@ -268,7 +268,7 @@ def requested_partitions(context: Context) -> list[str] | None:
 
 
 def is_on(context: Context, tag: str) -> bool:
-    """Whether a tag of a run says true."""
+    """Return whether a tag of a run is true."""
     return context.run.tags.get(tag, "").lower() == "true"
 
 
@@ -595,5 +595,5 @@ class _Run(Claimer):
 
 
 def _is_retried(produced: Produced) -> bool:
-    """Whether the job's policy grants another attempt at once."""
+    """Return whether the job's policy grants another attempt at once."""
     return produced.status == RESUBMIT and not produced.interrupted

@@ -1,4 +1,4 @@
-"""What chunks were produced from, as the data versions by which Dagster detects stale data.
+"""The inputs of chunks, as the data versions with which Dagster detects stale data.
 
 Dagster compares the data version of an input's newest event with that of the event to which a
 materialization points. So each materialization of ours points to the events of its inputs. The
@@ -133,7 +133,7 @@ class Lineage:
     def sources(
         self, reads: Iterable[str], chunks: Mapping[str, Generations | None]
     ) -> dict[str, list[EventSource]]:
-        """The inputs of chunks, by dataid; None: nobody knows what a chunk was produced from.
+        """Return the inputs of chunks, by dataid; None if they are unknown.
 
         Inputs that the job reads only since then are omitted, so that Dagster calls them new.
         """
@@ -327,7 +327,7 @@ def stale_evaluations(
 
 
 def _stale(store: Store, jobid: str, datasetid: str, dataids: Iterable[str]) -> list[str]:
-    """Return the chunks whose inputs are known: of others, nobody knows whether they are stale."""
+    """Return the chunks whose inputs are known: others can't be recognized as stale."""
     mine = {
         dataid: truth
         for dataid, truth in truths(store, datasetid, dataids).items()

@@ -96,7 +96,7 @@ def _own_input_reasons(state: State) -> Iterator[Reason]:
 
 
 def _own_product(state: State, row: Row) -> Reason:
-    """A job can't lock what it made itself, registered otherwise: both would be one row."""
+    """A job can't lock its own output under another registration: both would be one row."""
     if row.status == RUNNING:
         return _locked(state, row)
     jobid, dataid = state.plan.jobid, state.dataid

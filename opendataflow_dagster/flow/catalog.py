@@ -50,7 +50,7 @@ def catalog_of(
 
 
 def _described(dataset: Dataset, maker: Job | None, environ: Mapping[str, str]) -> CatalogDataset:
-    """A dataset of the catalog; what isn't said of it is what is said of the job that writes it."""
+    """A dataset of the catalog; it inherits missing descriptions from the job that writes it."""
     columns = {"datasetid": dataset.datasetid, **_columns(dataset, environ)}
     columns.pop(SECRET)
     owners: Sequence[str] = dataset.owners or (maker.owners if maker else ())
@@ -219,7 +219,7 @@ class OtherName(NamedTuple):
 def other_names(
     flow: Flow, registered: Registrations, gone: Iterable[tuple[str, str]]
 ) -> Iterator[OtherName]:
-    """The domains whose names differ, each with the line that the flow lacks.
+    """The domains whose names differ, each with the missing line of the flow.
 
     Args:
         flow: The flow.

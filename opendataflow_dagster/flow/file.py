@@ -215,7 +215,7 @@ def _refuse_deep(events: Iterator[Any], name: str) -> None:
 
 
 class _FlowReader:
-    """Values of nodes, by the keys that they may have."""
+    """Reads YAML nodes, and checks their keys and values."""
 
     def __init__(self, name: str, loader: Any) -> None:
         self._name = name
@@ -317,7 +317,7 @@ class _FlowReader:
         return self._loader.construct_object(node)
 
     def _text(self, node: Any, what: str) -> str:
-        """A single value, as it is written: 0123 and yes stay what they are."""
+        """Return a single value exactly as written: 0123 and yes stay text."""
         if node.id != "scalar":
             kind = "a list" if node.id == "sequence" else "an object"
             raise self._wrong(node, f"{what} must be one value, not {kind}")

@@ -411,7 +411,7 @@ def expand(text: str, environ: Mapping[str, str]) -> str:
 
 
 def escape(text: str) -> str:
-    """A text that `expand` leaves as it is."""
+    """Escape a text so that `expand` doesn't change it."""
     return text.replace("${", "$${")
 
 

@@ -277,7 +277,7 @@ class _Comparison:
         return found + list(self._of_dials(job))
 
     def _of_dials(self, job: Job) -> Iterator[ValueChange]:
-        """The dials that the flow sets, and those that it has set once."""
+        """Yield the changes of the dials that the flow sets now, or that it set earlier."""
         declared = self._registered.declared.get((JOB, job.jobid), {})
         wanted: dict[str, Any] = dict.fromkeys(declared.get(self._flow.origin, ()))
         wanted |= dials_of(self._store, job)

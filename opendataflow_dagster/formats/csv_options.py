@@ -57,7 +57,7 @@ class CsvOptions(NamedTuple):
         return bool(self.schema or self.strings or self.null is not None)
 
     def checked(self, path: str) -> list[str]:
-        """The columns of a file; `Refused` if it isn't written as it is declared, or as usual."""
+        """Return a file's columns; `Refused` if it doesn't match its options or the defaults."""
         refuse_undecodable(path, self.encoding, self.datasetid)
         with open(path, encoding=self.encoding_of_text, newline="") as file:
             try:

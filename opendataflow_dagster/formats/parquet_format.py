@@ -166,7 +166,7 @@ def keep_metadata(writer: Any, metadata: Mapping[bytes, bytes] | None) -> None:
 
 
 def _pieces(paths: Sequence[str], schema: Any) -> Iterator[Any]:
-    """The rows of files, in tables that make good row groups."""
+    """Yield the rows of files, in tables of a good row group size."""
     import pyarrow
 
     held, size = [], 0
@@ -186,7 +186,7 @@ def _all(paths: Sequence[str]) -> Iterator[Any]:
 
 
 def _aligned(one: Iterator[Any], other: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
-    """Two streams of tables in pairs of as many rows; None stands for a stream that ended."""
+    """Yield two streams of tables in pairs of equal length; None for a stream that has ended."""
     left = right = None
     while True:
         while left is None or not left.num_rows:

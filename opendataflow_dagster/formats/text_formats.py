@@ -233,7 +233,7 @@ def resolved(paths: Sequence[str], columns: Mapping[str, str]) -> dict[str, str]
 
 
 def _as_read(path: str, names: list[str], columns: Mapping[str, str]) -> dict[str, Any]:
-    """The columns of which nothing is told, as `read_csv` takes them."""
+    """The columns without a declared type, as `read_csv` reads them."""
     import pandas
 
     numbers: Any = [at for at, name in enumerate(names) if columns.get(name) == AS_READ]
@@ -257,7 +257,7 @@ def _of_category(column: Any) -> Any:
 
 
 def _comes_back(column: Any) -> bool:
-    """Whether a column's dtype can be told, so that its text becomes what it was."""
+    """Whether the dtype of a column can be recorded, so that its text is read back unchanged."""
     import pandas
 
     dtype = column.dtype

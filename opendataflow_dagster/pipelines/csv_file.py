@@ -336,7 +336,7 @@ class CsvAppender:
             self._write_at_end(addition)
 
     def _write_at_end(self, addition: "_Addition") -> None:
-        """Write what the file lacks; rows that it has already become the new claim's."""
+        """Write the missing rows; rows that the file already has now belong to the new claim."""
         head, texts, present, _, batch = addition
         handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         try:

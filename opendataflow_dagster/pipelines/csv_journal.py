@@ -267,7 +267,7 @@ def refuse_to_lose(path: str, journal: Journal, instead: str) -> None:
 
 
 def mend(path: str, journal: Journal, is_committed: Callable[[Batch], bool] | None = None) -> None:
-    """Cut off what a killed process left at the end of the file, if nobody has changed it.
+    """Cut off what a killed process left at the end of the file, unless it was changed since.
 
     If no tables say whether a batch was committed, a complete one stays.
     """

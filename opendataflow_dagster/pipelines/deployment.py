@@ -327,7 +327,7 @@ REREGISTER_SECONDS = 30.0
 
 
 class Current:
-    """A project as it is now: its pipelines that take items, registered as jobs.
+    """The current project: its pipelines that accept items, registered as jobs.
 
     An invalid edit leaves the project unchanged, and is reported once. With a `folder`, the
     project's code is read there, and its data in the project.

@@ -325,7 +325,7 @@ class Engine:
             raise DataflowError(reason) from error
 
     def _reason(self, error: Exception) -> str | None:
-        """Return the message of a Spark error, in a line; if Java is gone, the reason for that."""
+        """Return a Spark error's message as one line; if Java has ended, the reason for that."""
         if self._spark is not None and has_ended(self._spark):
             return how_ended(self._spark)
         return in_a_line(error)

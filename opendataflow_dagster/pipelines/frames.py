@@ -461,7 +461,7 @@ def fault(error: Exception, frame: Any, where: str) -> DataflowError:
 
 
 def column_to_blame(error: BaseException, frame: Any) -> str:
-    """Return what is odd about the first column that can cause such an error, or ""."""
+    """Return what is wrong with the first column that can cause this error, or ""."""
     names = [str(name) for name in frame.columns]
     for at, name in enumerate(names):
         if oddity := _odd(name, error):
@@ -477,7 +477,7 @@ def column_to_blame(error: BaseException, frame: Any) -> str:
 
 
 def _odd(value: Any, error: BaseException) -> str:
-    """Return what is odd about a value, or a value in it, that can cause such an error, or ""."""
+    """Return what is wrong with a value, or one inside it, that can cause this error, or ""."""
     if isinstance(value, str):
         return (
             "a string that isn't Unicode"

@@ -302,7 +302,7 @@ class ItemLoop:
 
 
 def pages(rows: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Yield as many rows at a time as one statement writes."""
+    """Yield rows in batches of the size that one statement writes."""
     return (rows[start : start + PAGE_ROWS] for start in range(0, len(rows), PAGE_ROWS))
 
 
@@ -496,7 +496,7 @@ def read_items(file: Path) -> list[dict[str, Any]]:
 
 
 def claim_new_items(store: Store, jobid: str, payloads: Sequence[str], owner: str) -> list[Claim]:
-    """Add items as chunks of a job that are already RUNNING: nobody else can claim them."""
+    """Add items as RUNNING chunks of a job, so that no other worker can claim them."""
     db = store.db
     numbers, _ = db.insist(lambda: generations(store, len(payloads)))
 

@@ -136,7 +136,7 @@ class _Dependencies:
         return False
 
     def _named_by(self, dataset: str) -> set[str]:
-        """Return the pipelines whose runs name the chunks of a dataset; "" if people do."""
+        """Return the pipelines whose runs name the chunks of a dataset; "" if people name them."""
         names: set[str] = set()
         seen: set[str] = set()
         todo = [dataset]
@@ -279,7 +279,7 @@ def _another(project: Project, registered: Plan, owner: str | None) -> Refused:
 
 
 def _written(project: Project, known: Known) -> dict[str, str]:
-    """Return what each pipeline writes: its destination, unless several share it and nobody else.
+    """Return what each pipeline writes: its destination, unless only several pipelines share it.
 
     Then each has its own file in `output/`, and its own dataset. A pipeline that has run keeps its
     own.

@@ -103,7 +103,7 @@ def _look_again(root: Path) -> None:
 
 
 def _shadowed(root: Path) -> list[str]:
-    """Return loaded modules that a fresh Python in `root` would take from the project instead."""
+    """Return loaded modules that a fresh Python in `root` would import from the project instead."""
     found = []
     for path in root.iterdir():
         name = path.stem if path.suffix == ".py" else path.name

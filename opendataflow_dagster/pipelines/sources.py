@@ -313,7 +313,7 @@ class NewestSource(FolderSource):
     """
 
     def is_there(self) -> bool:
-        """Whether there is such a chunk."""
+        """Whether this chunk exists."""
         return bool(self._chunks(insist=False))
 
     def _chosen(self, ready: list[Ready]) -> list[Ready]:

@@ -248,7 +248,7 @@ class WholeTable(Rows):
         return self._statement("all").replace("%%", "%")
 
     def _is_of_the_rows(self, connection: Any, error: Exception) -> bool:
-        """Whether the rows are wrong, and not the connection or the database."""
+        """Whether the rows caused the error, not the connection or the database."""
         if not (is_to_blame(error) or isinstance(error, _drivers())) or is_outage(error):
             return False
         if self.table.dialect == POSTGRES:

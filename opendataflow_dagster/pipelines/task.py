@@ -65,7 +65,7 @@ _known: set[type] = set()
 
 
 def _plain() -> set[type]:
-    """Return the types of cells that nobody can change."""
+    """Return the types of immutable cells."""
     if not _known:
         import pandas
 
@@ -557,7 +557,7 @@ def public_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def serve(handle: int, lifeline: int) -> NoReturn:
-    """Answer requests until the other side of the connection is gone."""
+    """Answer requests until the other side closes the connection."""
     _end_with(lifeline)
     connection = Connection(handle)
     here = os.getpid()

@@ -112,7 +112,7 @@ def supported_engine(project: Project, slug: str, name: str) -> str:
 
 
 def load(project: Project, slug: str, name: str) -> Transformation:
-    """Load a transformation's file, byte for byte as it is."""
+    """Load a transformation's file, byte for byte."""
     path = project.transformation_file(slug, name)
     shown = path.relative_to(project.root)
     if not path.is_file():

@@ -211,7 +211,7 @@ class QueuedItems(Feeder):
         self.say(f"{claim.jobid}: item {claim.dataid} failed: {reason}")
 
     def destination(self) -> Destination:
-        """Return where the pipeline's items go, as it is registered now."""
+        """Return the destination of the pipeline's items, as registered now."""
         current, slug = self._consumer.current, self.pipeline.slug
         return destination_of(
             self.store,
@@ -320,7 +320,7 @@ MAX_LOSSES = 3
 
 
 class Bell:
-    """Hears which pipelines have new items: from standard input, or from our own threads."""
+    """Receives the names of pipelines with new items: from standard input, or from our threads."""
 
     def __init__(self, stdin: int = 0) -> None:
         self._ours, self._ring = os.pipe()
@@ -573,7 +573,7 @@ def alone(root: Path, bell: Bell, say: Say) -> Iterator[bool]:
 
 
 def _readiness(store: Store, current: Current) -> str:
-    """Describe which pipelines take items from now on, and which of them lack a token."""
+    """Describe which pipelines accept items now, and which of them lack a token."""
     if not (taking := sorted(current.taking)):
         return "No pipeline takes items: no transformation has a parameter `stream`"
     shut = [slug for slug in taking if not has_token(store, slug)]

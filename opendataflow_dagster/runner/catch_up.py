@@ -407,7 +407,7 @@ class JobState:
             # Nobody has judged today's chunk of a job that reads nothing else: a claim does.
             self.offered = int(self.today != today or now >= self.today_at + TODAY_SECONDS)
         if found.every_minutes and local is not None and not self.job.begins_runs:
-            self._heed_period(found.every_minutes * 60, local)
+            self._start_period(found.every_minutes * 60, local)
         if self.waits_for_runs or (self.job.is_alone and self.busy):
             self.offered = 0
         look_in = float("inf") if self.opens_in is None else self.opens_in
@@ -418,8 +418,8 @@ class JobState:
             look_in = min(look_in, max(found.retry_in, NOTICE_SECONDS))
         return look_in
 
-    def _heed_period(self, seconds: float, local: float) -> None:
-        """Offer something only until all has been done once in each period."""
+    def _start_period(self, seconds: float, local: float) -> None:
+        """Offer chunks only until each has been done once in the period."""
         period = int(local // seconds)
         if self.closed_period == period:
             if self.offered:
@@ -433,7 +433,7 @@ class JobState:
         self._rest(min(LONGEST_VAIN_SECONDS, NOTICE_SECONDS * 2 ** min(self.vain, 10)))
 
     def rest_after_failures(self) -> None:
-        """Start a program whose chunks failed again, ever later: it may fail for all of them."""
+        """Delay the next start of a program whose chunks failed, longer after each failure."""
         self.vain += 1
         self._rest(min(REST_SECONDS, ALONE_SECONDS * 2 ** min(self.vain, 10)))
 

@@ -440,7 +440,7 @@ def _packed(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A text as a string of JSON; importing `json` alone would take as long as all else here."""
+    """Return a text as a JSON string; importing `json` would double the start time."""
     try:
         from _json import encode_basestring_ascii  # type: ignore[import-not-found]
     except ImportError:

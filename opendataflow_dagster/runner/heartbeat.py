@@ -1,4 +1,4 @@
-"""Threads that keep claims alive: of the chunk at work, and of chunks that wait for their turn."""
+"""Threads that renew claims: of the running chunk, and of chunks that wait for their turn."""
 
 import time
 from collections import deque
@@ -248,7 +248,7 @@ class WaitingClaims:
             self._say(f"{count} will be given back when their leases expire: {first_line(trouble)}")
 
     def next(self) -> Claim | None:
-        """The claim whose turn it is, which is the caller's from now on; None: none is left."""
+        """Return the next claim, which the caller then owns; None if none is left."""
         if self._began:  # the first one was claimed just now
             self.store.db.insist(self._look)
         self._began = True

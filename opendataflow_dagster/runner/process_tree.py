@@ -41,7 +41,7 @@ def adopt_orphans(wanted: bool = True) -> bool:
 
 
 class Adopting:
-    """Adopts orphans as long as anybody here runs scripts, be it in several threads at once."""
+    """Adopts orphaned processes while any thread of this process runs scripts."""
 
     def __init__(self) -> None:
         self._lock = allocate_lock()
@@ -102,7 +102,7 @@ def clear(group: int, env: dict[str, str], running: Collection[int]) -> None:
 
 
 def send(target: int, number: int) -> bool:
-    """Signal a process, or a group by its negative id; wake what is stopped, so that it hears."""
+    """Signal a process, or a group by its negative id; wake it if it is stopped."""
     try:
         os.kill(target, number)
         if number != signal.SIGKILL:
@@ -231,7 +231,7 @@ class Terminal:
             _set_foreground(self._own)
 
     def pass_on_interrupt(self) -> None:
-        """Interrupt our group, as Ctrl-C would have: `make` or a loop in a shell ends as well."""
+        """Interrupt our process group, as Ctrl-C would: `make` or a shell loop ends as well."""
         os.kill(0, signal.SIGINT)
 
     def script_stopped(self, number: int) -> None:

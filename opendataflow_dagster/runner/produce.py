@@ -46,7 +46,7 @@ Publish = Callable[[Chunk], Result | Mapping[str, Result | None] | None]
 
 
 class Verdict(NamedTuple):
-    """What becomes of a chunk whose work failed, and why it failed."""
+    """The new status of a chunk whose work failed, and the reason."""
 
     reason: str
     again: bool | None = None
@@ -79,7 +79,7 @@ class Produced(NamedTuple):
 
 
 def by_error(error: BaseException) -> Stop:
-    """The interruption that an error stands for."""
+    """Return the interruption that an error represents."""
     return Stop(f"interrupted: {first_line(error)}")
 
 
@@ -97,7 +97,7 @@ def produce(
     code: str | None = None,
     judge: Judge = by_policy,
 ) -> Produced:
-    """Make a claimed chunk: compute, check, publish, and settle the claim.
+    """Produce a claimed chunk: compute, check, publish, and settle the claim.
 
     What the work raises fails the chunk; while we are `stopping` it has interrupted the chunk. What
     isn't an `Exception` (a cancellation) interrupts it too, and is raised again. `interrupted`
@@ -268,7 +268,7 @@ def evidence_of(produced: Produced, datasetid: str) -> ChunkEvidence:
 
 
 class Maker:
-    """Makes chunks by a function; one that does more overrides what it does otherwise."""
+    """Produces chunks with a function; subclasses override single steps."""
 
     batch = 1
     """How many chunks `prepare` wants to see at once, unless the job's dial says otherwise."""
@@ -395,7 +395,7 @@ def _at_once(
 def _return(
     store: Store, claims: Collection[Claim], maker: Maker, why: str, how: GiveBack = give_back
 ) -> None:
-    """Give back chunks whose turn didn't come."""
+    """Give back chunks that weren't started."""
     for claim in claims:
         maker.forget(claim)
     how(store, list(claims), why)
@@ -437,7 +437,7 @@ M = TypeVar("M", bound=Maker)
 
 
 class MakerRunner(Runner, Generic[M]):
-    """Makes the chunks of one job by `work`, and says what is said of a script."""
+    """Produces the chunks of one job with `work`, and prints the same messages as for a script."""
 
     secrets = False  # they are decrypted where a place is opened
     scripts: Scripts | None = None

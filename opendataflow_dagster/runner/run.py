@@ -204,7 +204,7 @@ class Runner:
         *,
         stopped: bool = False,
     ) -> ChunkOutcome:
-        """Write how a script ended; a chunk whose claim was lost is left alone."""
+        """Record how a script ended; a chunk whose claim was lost stays unchanged."""
         retry_in = None
         for line in answer.log:
             self._say(line)
@@ -259,7 +259,7 @@ class Runner:
     def _report_status(
         self, claim: Claim, environment: JobEnvironment, result: ChunkOutcome
     ) -> ChunkOutcome:
-        """Say what a chunk has become, and when it is tried again."""
+        """Print a chunk's new status, and when it will be retried."""
         self._say(settled_line(claim, environment.plan, result.status))
         if result.retry_in:
             self.tell(f"The next attempt is due in {result.retry_in:g} s")
@@ -273,7 +273,7 @@ class Runner:
         self.tell(nothing_to_do(self.store, self.jobid))
 
     def _heart(self, claim: Claim, files: AnswerFiles) -> Callable[[], bool]:
-        """What renews the lease; an outage is said once, and isn't the script's fault."""
+        """Renew the lease; report an outage once, without failing the script."""
         said = False
         every = claim.lease / 3
         renewed = time.monotonic() - every  # it may have waited for its turn so long
@@ -427,7 +427,7 @@ def settled_line(claim: Claim, plan: Plan, status: str) -> str:
 
 
 def nothing_to_do(store: Store, jobid: str) -> str:
-    """That there is nothing to claim, in the original's words, and then why."""
+    """Return the original's message that there is nothing to claim, followed by the reason."""
     from ..explain.explain import why_nothing
 
     return f"{NO_DATA_LINE}: {why_nothing(store, jobid)}"

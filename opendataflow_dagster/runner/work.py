@@ -265,7 +265,7 @@ class Workshop(WorkerThreads):
         return self._clock + now - self._clock_at
 
     def _zone_offset(self, clock: float) -> float:
-        """Seconds by which the local time, in which days begin, is ahead of UTC."""
+        """Return how many seconds the configured time zone is ahead of UTC."""
         if not self.store.timezone:
             return time.localtime(clock).tm_gmtoff
         from datetime import datetime
@@ -439,7 +439,7 @@ class Workshop(WorkerThreads):
         self.listener.event("message", job=job.job.jobid, text=str(error))
 
     def _next_job(self) -> JobState | None:
-        """The job whose turn it is, of those that have something to claim; None: no more."""
+        """Return the next job that has something to claim; None if there is none."""
         with self._changed:
             has_asked = False
             while not self._over and self.scripts.why_no_more() is None:
@@ -522,7 +522,7 @@ class Workshop(WorkerThreads):
         self.listener.event("ended", job=job.job.jobid, dataid=dataid, status=status, **told)
 
     def _meet(self, job: JobState, error: Exception) -> None:
-        """An error of a job costs the others nothing, and is said once."""
+        """Report a job's error once, and continue with the other jobs."""
         db = self.store.db
         if db.trouble(error) == "gone":
             db.drop()

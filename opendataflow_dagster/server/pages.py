@@ -67,7 +67,7 @@ def read_paths(routes: Sequence[BaseRoute]) -> Paths:
 def openapi(
     paths: Paths, name: str, slugs: Collection[str], limits: Limits, reasons: Collection[str]
 ) -> dict[str, Any]:
-    """Return the OpenAPI document of a project whose pipelines `slugs` take items."""
+    """Return the OpenAPI document of a project whose pipelines `slugs` accept items."""
     return {
         "openapi": "3.1.0",
         "info": {"title": f"Items of {name}", "version": __version__},
@@ -206,7 +206,7 @@ disable_created_metrics()
 
 
 class CostlyQuery(Generic[T]):
-    """Keeps the result of a slow query, so that queries never take a large part of the time.
+    """Caches the result of a slow query, so that queries never use a large part of the time.
 
     The backlog of a pipeline with 100,000 failures takes 60 ms, and /metrics is open to anybody.
     """

@@ -257,7 +257,7 @@ class FormatCheck:
 
 
 def dataid_column(names: Sequence[str]) -> str | None:
-    """Return the input's own column that a batch would take for its column of dataids."""
+    """Return the input's own column that a batch would mistake for its column of dataids."""
     return next((name for name in names if name.lower() == DATAID_COLUMN), None)
 
 

@@ -262,7 +262,7 @@ class Version(NamedTuple):
 
 
 class StagedRemote:
-    """A chunk on its way: a version that nobody reads until the tables name it."""
+    """A staged chunk: a version that isn't read until the tables name it."""
 
     evidence: Evidence
 

@@ -247,7 +247,7 @@ def _end_jobs(session: Any, tag: str | None, calm: float) -> None:
 
 
 def _hang_up(client: Any) -> None:
-    """Close the connection whose call was interrupted: the next call would get its answer.
+    """Close the connection of an interrupted call: the next call would receive its answer.
 
     Py4j itself does this only for a KeyboardInterrupt.
     """

@@ -447,7 +447,7 @@ def ended_meanwhile(session: Any) -> str:
 
 
 def let_go(session: Any) -> None:
-    """End a session, even if its Java is gone, so that this process can start another."""
+    """End a session, even if its Java has ended, so that this process can start another."""
     with session_lock, warnings.catch_warnings(), suppress(Exception):
         warnings.simplefilter("ignore")
         if is_remote(session):
@@ -466,7 +466,7 @@ def let_go(session: Any) -> None:
 
 
 def _forget() -> None:
-    """Clear what pyspark keeps of a session, and of a Java that is gone."""
+    """Clear what pyspark keeps of a session, and of a Java process that has ended."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession, SQLContext
 

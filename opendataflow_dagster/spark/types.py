@@ -431,7 +431,7 @@ def refuse_sqlite_losses(rows: Rows, data: "pyarrow.Table", schema: "StructType"
 
 
 def _change_of(kind: str, there: str) -> Callable[[Any], bool] | None:
-    """Return a test whether a value of a type changes in such a column; None: none does."""
+    """Return a test whether a value changes when stored in this column; None if none does."""
     if kind in ("float", "double"):
         return math.isnan
     if kind == "bigint" and there == REAL:

@@ -180,7 +180,7 @@ def _remove_pack(store: Store, root: str, sharing: Sequence[str], path: str) -> 
 
 
 def _sharing(store: Store, datasetid: str, root: str) -> list[str]:
-    """The datasets whose chunks are in a folder: mostly the one."""
+    """The datasets whose chunks are in a folder: usually one."""
     from ..location import Folder
 
     return [
@@ -241,7 +241,7 @@ def _remover(root: str, entry: Leftover) -> Remove:
 
 
 def _put_back(root: str, entry: Leftover) -> bool:
-    """Make the only whole chunk that there is the chunk again."""
+    """Restore the only complete copy of a chunk."""
     staging, final = os.path.dirname(entry.path), folder.chunk_path(root, entry.dataid)
     # The lock of a publish: else one that comes now would be replaced by the older chunk.
     with publish_lock(staging):

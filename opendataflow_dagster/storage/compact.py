@@ -185,7 +185,7 @@ def rewriting(root: str) -> Iterator[None]:
 def rewrite_each(
     chunks: Iterable[Standing], rewrite: Callable[[Standing, Replaced], Compacted | None]
 ) -> Iterator[Compacted]:
-    """Rewrite chunks one by one, and remove the old files when nobody lists them any more."""
+    """Rewrite chunks one by one, and remove the old files once no reader lists them."""
     replaced: Replaced = []
     try:
         for chunk in chunks:
@@ -203,7 +203,7 @@ def rewrite_each(
 
 
 def own_directory(folder: Folder, chunk: Standing) -> str | None:
-    """The chunk's directory, if it is one of ours and has data files directly in it."""
+    """The chunk's directory, if this package wrote it and it directly contains data files."""
     try:
         path = folders.chunk_path(folder.root, chunk.dataid)
     except Refused:
@@ -229,7 +229,7 @@ def unreadable() -> tuple[type[Exception], ...]:
 
 
 def still(store: Store, chunk: Standing) -> Callable[[], None]:
-    """Asks whether a chunk is as it was when it was chosen."""
+    """Checks whether a chunk is unchanged since it was chosen."""
 
     def confirm() -> None:
         now = standing(store, chunk.datasetid, [chunk.dataid]).get(chunk.dataid)

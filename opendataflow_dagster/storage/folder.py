@@ -160,7 +160,7 @@ def put(
 
 
 class Staged:
-    """A chunk before it is published: an empty directory to write to, which nobody reads yet."""
+    """A staged chunk: an empty directory to write to, which isn't read yet."""
 
     def __init__(self, root: str, dataid: str, generation: int, store: str = "") -> None:
         self.root, self.dataid, self.generation = root, dataid, generation
@@ -199,7 +199,7 @@ class Staged:
 
 
 def discard(path: str) -> None:
-    """Remove what is below two directories of ours, and these if they held nothing else."""
+    """Remove a path below two of our directories, and those directories if they become empty."""
     remove(path)
     for empty in (above := os.path.dirname(path), os.path.dirname(above)):
         with suppress(OSError):  # somebody else is at work in it
@@ -304,7 +304,7 @@ def _sweep(staging: str, final: str, generation: int, mine: str) -> None:
 
 
 def remove_staged(path: str) -> None:
-    """Remove a directory of a claim, under a name that nobody exchanges with the chunk's.
+    """Remove a claim's directory, under a name that no publish exchanges with the chunk's.
 
     What is being removed would be removed from there, too, once it is exchanged.
     """

@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 def look_at(store: Store, state: State) -> dict[str, Look]:
-    """Whether the READY data that a chunk is made from, and what was made, is where it should be.
+    """Check whether a chunk's inputs and its own data are in their locations.
 
     It takes `LOOK_SECONDS` at most: a place that doesn't answer by then can't be told.
     """
@@ -255,7 +255,7 @@ def misplaced(
     columns: Mapping[str, str | None],
     dataids: Sequence[str] | None = None,
 ) -> Iterator[Holding]:
-    """The READY chunks of a dataset whose data isn't there, and data that no chunk stands for.
+    """The READY chunks of a dataset whose data is missing, and data without a chunk.
 
     Only where it can be told: a chunk's own recorded place, or a folder of this machine whose
     entries are named after chunks (`2026-11-18`, `2026-11-18.csv`, `day=2026-11-18`). Of some

@@ -264,7 +264,7 @@ def not_split(table: Table, dataid: str, why: str) -> Refused:
 
 
 def split_command(datasetid: str, dataid: str) -> str:
-    """The command that makes a chunk with this dataid a range of a table, if it is known."""
+    """Return the command that registers this dataid as a range of a table, if it is known."""
     try:
         period = {4: "year", 7: "month"}[len(dataid)]
         first = date.fromisoformat(dataid + "-01-01"[len(dataid) - 4 :])

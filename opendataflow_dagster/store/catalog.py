@@ -95,9 +95,9 @@ class Catalog(NamedTuple):
         )
 
     def merged(self) -> dict[str, list[str]]:
-        """Domains of which jobs have made one: the name that it has → those that others had.
+        """Return the domains that jobs have joined: the name in use → the earlier names.
 
-        One that an explicit `domain` names isn't among them: whoever gave it knows.
+        Domains with an explicit `domain` aren't included: those were joined on purpose.
         """
         had: dict[str, set[str]] = {}
         named = set[str]()
@@ -112,7 +112,7 @@ class Catalog(NamedTuple):
         }
 
     def merge_lines(self) -> list[str]:
-        """A line for each domain of which jobs have made one: its name now, and what to do."""
+        """Return a line for each domain that jobs have joined: its name now, and what to do."""
         lines = []
         for name, others in self.merged().items():
             members = [item for item, domain in self.domains.items() if domain == name]
@@ -130,7 +130,7 @@ class Catalog(NamedTuple):
         return tuple(jobid for jobid, plan in self.jobs.items() if datasetid in plan.outputs)
 
     def in_circle(self, jobid: str, datasetid: str) -> bool:
-        """Whether an input of a job is produced, directly or not, from what the job writes."""
+        """Whether an input of a job depends, directly or indirectly, on its own output."""
         below: dict[str, set[str]] = {}
         for plan in self.jobs.values():
             for source in plan.reads:
@@ -145,7 +145,7 @@ class Catalog(NamedTuple):
         return datasetid in reached
 
     def depth(self, jobid: str) -> int:
-        """How many jobs, one after the other, come before a job; circles aside."""
+        """Return the length of the longest chain of upstream jobs, ignoring circles."""
         makers: dict[str, list[str]] = {}
         for plan in self.jobs.values():
             for datasetid in plan.outputs:
@@ -341,7 +341,7 @@ def _plans(items: Iterable[tuple], policies: Mapping[str, Mapping[str, Any]]) ->
 
 
 def likeliest(names: Iterable[str]) -> str | None:
-    """Which of the names that datasets had their domain keeps: that of the most of them."""
+    """Return the earlier name that a domain keeps: the one most of its datasets had."""
     counts = Counter(names)
     return min(counts, key=lambda name: (-counts[name], name), default=None)
 

@@ -35,7 +35,7 @@ GiveBack = Callable[[Store, Sequence[Claim], str], None]
 
 
 def give_back(store: Store, claims: Sequence[Claim], why: str) -> None:
-    """Give claims back as if they had never been made: they don't count as attempts.
+    """Give claims back as if they had never existed: they don't count as attempts.
 
     A claim that another worker has recovered meanwhile is skipped.
     """
@@ -451,7 +451,7 @@ MAX_SETTLE_RACES = 10
 def begin_work(
     store: Store, owner: str, runid: str, jobid: str, lease: float = LEASE_SECONDS
 ) -> float:
-    """Note that a worker is at work in a run, until its lease is over; return how long that is.
+    """Record that a worker is running until its lease ends; return the length of the lease.
 
     It is what the job's policy says, or else `lease`.
     """

@@ -113,7 +113,7 @@ class TooOld(Refused):
 
 
 class Versions(NamedTuple):
-    """What `dataflow_meta` says of the tables; version 0 stands for the original's, or for none."""
+    """The versions in `dataflow_meta`; version 0 means the original's tables, or none."""
 
     version: int = 0
     oldest_client: int = 0
@@ -304,7 +304,7 @@ class Database:
         return self.insist(lambda: self.records(name, **params))[0]
 
     def _await_room(self, error: Exception, seconds: float) -> None:
-        """Wait for a free connection, and say so unless that was said before."""
+        """Wait for a free connection, and report the wait once."""
         now = time.monotonic()
         until = now + seconds
         if now >= self._say_at:
@@ -383,7 +383,7 @@ class Database:
         return False
 
     def listen(self) -> Any:
-        """A new connection that hears when chunks can be claimed; None where there is none."""
+        """Open a connection that is notified of claimable chunks; None if that isn't supported."""
         return None
 
     def read_versions(self) -> Versions:

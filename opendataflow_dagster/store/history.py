@@ -40,7 +40,7 @@ _CURSOR = {
 
 
 class Event(NamedTuple):
-    """One change of a status. No status before: the row is new; none after: it's gone."""
+    """One change of a status. No status before: the row is new; none after: it was deleted."""
 
     seq: int
     at: datetime | None

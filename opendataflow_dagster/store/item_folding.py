@@ -122,7 +122,7 @@ def fold(store: Store, jobid: str) -> int:
 
 
 def reclaim_room(store: Store) -> bool:
-    """Give back the room of rows that are gone; whether no more has to be given back.
+    """Free the space of deleted rows; return whether nothing is left to free.
 
     It waits for nobody: what another session uses, or may still see, is left for the next call.
     """

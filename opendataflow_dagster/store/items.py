@@ -154,7 +154,7 @@ def accept(store: Store, posts: Sequence[Post]) -> list[Accepted | Refused]:
 
 
 def unregistered(jobid: str) -> Refused:
-    """The refusal of a job that writes nothing, as far as the tables know."""
+    """Return the error for a job that has no outputs in the tables."""
     return Refused(
         f"Pipeline {jobid!r} isn't registered, so it can't accept items. "
         f"Run `odf pipeline list`, then `odf pipeline run {typed(jobid)}`.",
@@ -308,7 +308,7 @@ TOKEN_BYTES = 32
 
 
 def new_token(store: Store, jobid: str) -> str:
-    """Make the token of a pipeline, in place of the one that it may have had."""
+    """Create the token of a pipeline, replacing any earlier one."""
     check_id("pipeline", jobid)
     token = secrets.token_urlsafe(TOKEN_BYTES)
     store.db.insist(lambda: store.db.change("tokens.put", jobid=jobid, hash=_hash(token)))
@@ -354,7 +354,7 @@ ITEMS_ONLY = "nothing claimable but items, which `odf serve` runs"
 def begin_due_runs(
     store: Store, jobids: Collection[str], *, who: str = "every_minutes"
 ) -> list[tuple[str, str]]:
-    """Begin a run of each job whose last one is older than its `every_minutes`: (jobid, dataid).
+    """Start a run of each job whose last one is older than its `every_minutes`: (jobid, dataid).
 
     A job without that dial, one that is paused, and one of which a run waits or is at work, begins
     none. Of several processes that ask at once, one begins it.

@@ -134,7 +134,7 @@ def _in_order(rows: Iterable[Move]) -> list[Move]:
 
 
 class Holder(NamedTuple):
-    """The chunk whose rows a place holds."""
+    """The chunk whose rows a file or table holds."""
 
     dataid: str
     jobid: str
@@ -153,7 +153,7 @@ def refuse_older(store: Store, datasetid: str, jobid: str, dataid: str) -> None:
 
 
 def replaced_by_newer(store: Store, rows: Iterable[Move]) -> list[tuple[Move, Holder]]:
-    """Those rows whose chunk isn't in its place any more, since a newer one is."""
+    """The rows whose chunk a newer one has replaced in its file or table."""
     holders: dict[str, Holder | None] = {}
     found = []
     for row in rows:
@@ -166,7 +166,7 @@ def replaced_by_newer(store: Store, rows: Iterable[Move]) -> list[tuple[Move, Ho
 
 
 def refuse_overtaken(found: Iterable[tuple[Move, Holder]]) -> None:
-    """Refuse to make chunks again that a newer one has taken the place of; name the first."""
+    """Refuse to produce chunks again that a newer one has replaced; name the first."""
     for row, holder in found:
         raise _overtaken_error(row.datasetid, row.dataid, holder, "nothing was changed")
 

@@ -108,7 +108,7 @@ def _all_again(
     *,
     found: bool,
 ) -> tuple[list[Move], list[Move]]:
-    """What makes chunks of jobs again, and with `edges` what is downstream; and what is left.
+    """Return the moves that resubmit chunks, with `edges` also downstream; and what is left out.
 
     Chunks that were not `found`, but named, are refused if they can't be made again.
     """
@@ -184,7 +184,7 @@ def set_hold(
     who: str | None = None,
     why: str | None = None,
 ) -> Moved:
-    """Hold chunks of a job, so that nobody runs or reads them; or release them."""
+    """Hold chunks of a job, so that they are neither run nor read; or release them."""
     wanted = _checked_dataids(jobid, dataids, needed=True)
     moves_of = _moves_of_hold if act == "hold" else _moves_of_release
 
@@ -244,7 +244,7 @@ def ready(
 ) -> Moved:
     """Mark chunks of a dataset as produced elsewhere, so that the jobs that read them may run.
 
-    Without `new`, a dataset that nothing is known of is refused.
+    Without `new`, an unknown dataset is refused.
     """
     check_id("datasetid", datasetid)
     if datasetid == "today":
@@ -281,7 +281,7 @@ def ready(
 def delete_run(
     store: Store, jobid: str, dataid: str, *, who: str | None = None, why: str | None = None
 ) -> int:
-    """Delete a job's own rows for a chunk, and nobody else's; return their number."""
+    """Delete only a job's own rows for a chunk; return their number."""
     [dataid] = _checked_dataids(jobid, [dataid])
 
     def work() -> int:
@@ -307,7 +307,7 @@ def due(store: Store, jobid: str | None = None) -> list[Recovered]:
 
 
 class Unclaimed(NamedTuple):
-    """A RUNNING output that no claim of ours stands for: the Java program's, or a person's."""
+    """A RUNNING output without a claim: of the Java program, or set by a person."""
 
     jobid: str
     datasetid: str
@@ -334,7 +334,7 @@ def recover_abandoned(
     plan: bool = False,
     who: str | None = None,
 ) -> Moved:
-    """Send back what has been RUNNING for longer than so many seconds without a claim of ours."""
+    """Resubmit chunks that have been RUNNING without a claim for longer than this many seconds."""
     if older_than < 0:
         raise WrongUse("An age can't be negative.")
 

@@ -392,7 +392,7 @@ class Origin(NamedTuple):
 
 
 class ExecutionOutcome(NamedTuple):
-    """How an execution left one chunk of a dataset; no status: the chunk is gone."""
+    """How an execution left one chunk of a dataset; no status: the chunk was deleted."""
 
     datasetid: str
     dataid: str

@@ -112,7 +112,7 @@ class PostgresDatabase(Database):
         return connection
 
     def listen(self) -> psycopg.Connection | None:
-        """A new connection that hears when chunks can be claimed; None behind a pooler.
+        """Open a connection that is notified of claimable chunks; None behind a pooler.
 
         It is closed by who asked for it. While it is open, transactions that make chunks claimable
         send notices: see `send_notice` in sql/postgres/triggers.sql.
@@ -432,7 +432,7 @@ class PostgresStore(Store):
 
 @lru_cache(maxsize=1024)
 def _qualified(text: str, schema: str) -> str:
-    """A statement with the schema before each name of ours: whatever the search_path is."""
+    """Return a statement with our schema before each of our names, independent of search_path."""
     ours = created_names("postgres")
     prefix = _quoted(schema) + "."
 

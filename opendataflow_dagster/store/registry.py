@@ -191,7 +191,7 @@ def _links(items: Iterable[Sequence[str | None]]) -> set[tuple[str, str]]:
 def _replace_items(
     store: Store, jobid: str, rows: Sequence[tuple], wanted: Sequence[Item]
 ) -> Sequence[Item]:
-    """Take away what a job has beside the wanted items; those that are missing then."""
+    """Remove a job's rows that aren't wanted; return the wanted ones that are missing."""
     has_duplicates = len(rows) != len(set(rows))
     if set(rows) == set(wanted) and not has_duplicates:
         return []
@@ -334,7 +334,7 @@ def policy(store: Store, jobid: str) -> dict[str, Any]:
 def set_policy(
     store: Store, jobid: str, dials: Mapping[str, str], *, who: str | None = None
 ) -> dict[str, Any]:
-    """Turn dials of a job; `none` or nothing resets one. The row as it is then."""
+    """Set dials of a job; `none` or an empty value resets one. Return the new row."""
     for key in dials:
         if key not in DIALS:
             raise WrongUse(f"There is no dial {key!r}. The dials are {', '.join(DIALS)}.")
@@ -412,7 +412,7 @@ def circle_of_jobs(links: Iterable[tuple[str, str, str]]) -> str:
 def _refuse_circle(
     store: Store, jobid: str, links: Collection[tuple[str, str]], beside: Iterable[Plan]
 ) -> None:
-    """Refuse links by which a job would wait for jobs downstream of its own output."""
+    """Refuse links that make a job wait for jobs downstream of its own output."""
     others = {plan.jobid: plan for plan in beside if plan.jobid != jobid}
     edges = [
         *(edge for edge in store.db.run("moves.edges") if edge[0] not in (jobid, *others)),

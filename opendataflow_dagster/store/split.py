@@ -40,7 +40,7 @@ class SplitChunk(NamedTuple):
 
 
 class Series(Sequence[SplitChunk]):
-    """Chunks in order, of which each is computed when it is asked for: a million cost nothing.
+    """An ordered sequence of chunks, each computed on access: a million of them cost nothing.
 
     Args:
         places: The numbers of the chunks.
@@ -67,7 +67,7 @@ class Series(Sequence[SplitChunk]):
 
 
 class Split(NamedTuple):
-    """The chunks that a table has by now, and those of them that are new."""
+    """The chunks that a table has now, and which of them are new."""
 
     chunks: Series
     new: Series

@@ -248,7 +248,7 @@ class Store:
         return claims
 
     def _not_filled(self, jobid: str) -> Refused:
-        """What says for whose end the filling of a job's queue waits."""
+        """Return the error that names the transactions for which a job's queue waits."""
         waits = self.db.fetch("fill.awaited", jobid=jobid)
         transactions = ", ".join(
             f"process {pid} of {user}{f' ({name})' if name else ''} for {seconds} s"
@@ -372,7 +372,7 @@ class Store:
         return [claim for claim in claims if claim.dataid not in alive]
 
     def confirm(self, claim: Claim) -> None:
-        """Make sure that a claim is ours now, with a whole lease ahead, and read what is there now.
+        """Make sure that a claim is still ours, renew its full lease, and read the current rows.
 
         Else it raises `StaleClaim`, or `InputsChanged` after it has sent the chunk back.
         """

@@ -76,7 +76,7 @@ def libc_function(name: str) -> Callable[..., int] | None:
 
 
 def import_beside(folder: str) -> None:
-    """Make what a folder contains importable."""
+    """Make the modules of a folder importable."""
     if folder not in sys.path:
         sys.path.insert(0, folder)
 
