@@ -106,7 +106,7 @@ list. A new one goes to the end: SQLite's history compares texts that have the c
 
 
 class Status(StrEnum):
-    """How a chunk of a dataset stands: the words of OUT rows."""
+    """The status of a chunk of a dataset, in its OUT row."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"

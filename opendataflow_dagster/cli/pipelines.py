@@ -236,7 +236,7 @@ def list_(ctx: click.Context, folder: str | None, as_json: bool) -> None:
 
 
 def _known(settings: "Settings", project: "Project") -> "Known":
-    """What the tables know of the project's datasets; nothing if there are no tables."""
+    """Return what the tables know about the project's datasets; nothing without tables."""
     from ..pipelines.jobs import Known, known_of
     from ..store import open_from
 

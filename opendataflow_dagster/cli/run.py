@@ -224,7 +224,7 @@ def alive(ctx: click.Context, job: str | None, dataid: str | None, generation: i
     Example: odf alive load 2026-03-01 --generation 17
     """
     if (job is None) != (dataid is None) or (job is None) != (generation is None):
-        raise WrongUse("JOB, DATAID and --generation go together. See `odf alive --help`.")
+        raise WrongUse("Give JOB, DATAID and --generation together. See `odf alive --help`.")
     ctx.exit(told_alive(store_of(ctx), job, dataid, generation))
 
 

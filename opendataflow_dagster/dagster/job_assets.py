@@ -395,7 +395,7 @@ STARTS = {
 def described(
     spec: dg.AssetSpec, catalog: Catalog, jobid: str, runs: str, about: str | None = None
 ) -> dg.AssetSpec:
-    """Extend a spec's description: what runs the job, who starts it, and the runner's own text."""
+    """Extend a spec's description: what runs the job, what starts it, and the runner's own text."""
     sentence = f"Job `{printable(jobid)}` runs {runs}." if runs else ""
     starts = STARTS.get(catalog.runs_in.get(jobid, ""), "")
     paragraphs = [spec.description, " ".join(filter(None, [sentence, starts])), about]

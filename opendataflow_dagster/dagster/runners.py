@@ -292,7 +292,7 @@ class JobRunners:
         return [*found, *(check for check in self._expected if check.dataset in outputs)]
 
     def _is_registered(self, jobid: str, by: str) -> bool:
-        """Whether a job can be an asset; if not, that costs a warning, not the location."""
+        """Whether a job can be an asset; if not, log a warning and load the others."""
         flaw = why_unregistered(self.catalog, jobid)
         if not flaw:
             return True

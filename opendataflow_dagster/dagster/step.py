@@ -235,7 +235,7 @@ def is_terminated(instance: dg.DagsterInstance, runid: str) -> bool:
 
 
 def send_back(store: Store, jobid: str, dataid: str, runid: str) -> None:
-    """Resubmit a READY or FAILED chunk for a run with the tag; HOLD stays."""
+    """Resubmit a READY or FAILED chunk for a run with the tag; a chunk on HOLD stays there."""
     rows, _ = store.db.insist(lambda: store.db.run("produce.outputs", jobid=jobid, dataid=dataid))
     statuses = {read_status(row[2]) for row in rows if row[1] == jobid}
     if statuses & {READY, FAILED} and statuses <= {READY, FAILED, RESUBMIT, PENDING}:

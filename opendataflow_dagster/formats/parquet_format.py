@@ -55,9 +55,9 @@ class Parquet(Format):
         return pyarrow.parquet.read_metadata(path).num_rows
 
     def merge(self, paths: Sequence[str], folder: str, target: int) -> None:
-        """Write files of the same types, and compare all rows with those that were there.
+        """Write files of the same types, and compare all rows with the original ones.
 
-        What pyarrow can't write as it was (variants, two kinds of timestamps) is `Unfit`.
+        Types that pyarrow can't preserve (variants, two kinds of timestamps) raise `Unfit`.
         """
         schema, options = common_schema(paths), writing_options(paths[0])
         written = []

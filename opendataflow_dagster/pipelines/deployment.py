@@ -383,7 +383,7 @@ class Current:
         self._said, self._seen, self._due = "", seen, time.monotonic() + REREGISTER_SECONDS
 
     def serving(self, slug: str) -> tuple[Pipeline | None, Project]:
-        """Return a pipeline that takes items, if it exists, and the project with its code."""
+        """Return a pipeline that accepts items, if it exists, and the project with its code."""
         with self._lock:
             return self.taking.get(slug), self.code
 

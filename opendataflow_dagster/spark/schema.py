@@ -213,7 +213,10 @@ def columns_of(text: str) -> list[tuple[str, str]]:
 def _column(text: str) -> tuple[str, str]:
     name = re.match(r"(?:`(?:[^`]|``)*`|[^`:]+)(?=:)", text)
     if not name:
-        raise DataflowError(f"The recorded schema has a column {text[:80]!r}, which can't be read.")
+        raise DataflowError(
+            f"The recorded schema has a column {text[:80]!r}, which can't be read. "
+            "Run the chunk again."
+        )
     return _unquoted(name[0]), text[name.end() + 1 :]
 
 

@@ -1,4 +1,4 @@
-"""`odf clean`: what crashed publishes left in folders, as opposed to what is being written."""
+"""`odf clean`: leftovers of crashed publishes, as opposed to data that is being written."""
 
 import os
 import re

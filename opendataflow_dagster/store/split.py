@@ -110,7 +110,7 @@ def by_number(
 ) -> Series:
     """Chunks from `lower` up to, not including, `upper`: of `size` numbers, or `count` of them.
 
-    The dataid is the lower bound, so that a table that grew is split on from where it ended.
+    The dataid is the lower bound, so a later split continues where a table that grew had ended.
     """
     width = upper - lower
     if width <= 0:

@@ -50,7 +50,7 @@ def parse_time(store: StoreClock, text: str) -> datetime:
 
 
 def to_table(store: StoreClock, moment: datetime | None) -> Any:
-    """A moment as a parameter to compare with a column."""
+    """Return a moment as a parameter that can be compared with a column."""
     if moment is None or store.db.dialect == "postgres":
         return moment
     return moment.astimezone(UTC).strftime(STORED)[:-3]

@@ -174,7 +174,7 @@ def test_a_killed_odf_new_is_finished_by_the_next_one() -> None:
     assert str(files[-1][0]) == "flow.yml"
 
 
-def test_two_at_once_create_one_complete_folder() -> None:
+def test_two_concurrent_runs_create_one_complete_folder() -> None:
     line = [sys.executable, "-m", "opendataflow_dagster.cli", "new", ".", "--kind", "scripts"]
     with ThreadPoolExecutor(2) as pool:
         codes = list(pool.map(lambda _: subprocess.run(line, timeout=60).returncode, range(2)))

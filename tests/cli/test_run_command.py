@@ -100,7 +100,7 @@ def test_a_run_claims_runs_and_settles_a_chunk(odf: Run, store: Store) -> None:
     assert bobout(store) == "READY"
 
 
-def test_options_of_ours_after_the_script_are_refused(
+def test_options_of_odf_run_after_the_script_are_refused(
     url: str, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATAFLOW_URL", url)

@@ -135,7 +135,7 @@ def test_any_passkey_works_but_only_that_one(passkey: str) -> None:
     refused(lambda: decrypt(value, passkey + "x", purpose=BOB))
 
 
-def test_every_changed_character_of_ours_is_noticed() -> None:
+def test_every_changed_character_of_a_new_value_is_noticed() -> None:
     value = ours()
     for at, old in enumerate(value):
         if value[:at].count(".") == 2:  # the costs: a derivation each; they have their own test
@@ -323,7 +323,7 @@ def test_a_hostile_cost_is_refused_before_it_is_paid(cost: str, derivations: lis
     assert derivations == []
 
 
-def test_a_cost_that_scrypt_itself_rejects_is_an_error_of_ours() -> None:
+def test_a_cost_that_scrypt_rejects_is_a_credential_error() -> None:
     impossible = ours().replace("15-8-3", "20-1-1")
     assert "impossible" in refused(lambda: decrypt(impossible, PASSKEY, purpose=BOB))
 

@@ -959,7 +959,7 @@ def test_what_a_function_returns_is_published_as_the_chunk(
         assert pandas.read_csv(file).to_dict("records") == [{"day": key, "amount": 17}]
 
 
-def test_a_run_ended_by_others_produces_no_more_chunks(
+def test_a_run_ended_from_outside_produces_no_more_chunks(
     dataflow: DataflowResource, store: Store, run: Callable[..., Ran]
 ) -> None:
     from opendataflow_dagster.store.claims import runs_at_work, settle_run

@@ -74,7 +74,7 @@ def test_all_datasets_are_assets_and_those_of_jobs_here_can_be_materialized(
     dg.Definitions.validate_loadable(defs)
 
 
-def test_what_launches_runs_is_off_until_somebody_switches_it_on(
+def test_sensors_that_launch_runs_are_off_by_default(
     dataflow: DataflowResource,
 ) -> None:
     register(dataflow.store, "daily", ["today", "bobin"], ["made_daily"])

@@ -221,7 +221,7 @@ def test_flow_in_python_and_jobs_of_decorators_share_their_domain(no_network: No
     assert partitions(alone, "reported") == {"dataflow/checked"}
 
 
-def test_the_decorator_makes_assets_of_a_flow_alone(no_network: None) -> None:
+def test_the_decorator_builds_assets_from_a_flow_alone(no_network: None) -> None:
     flow = Flow("shop", jobs=[Job("check", inputs=["sales"], outputs=["checked"])])
 
     @dataflow_assets(job="check", dataflow=flow)

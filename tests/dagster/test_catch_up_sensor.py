@@ -110,7 +110,7 @@ def world(store: Store, url: str, instance: dg.DagsterInstance) -> Iterator[Worl
     resources._stores.clear()
 
 
-def test_claimable_chunks_are_launched_unless_a_run_is_at_work(world: World) -> None:
+def test_claimable_chunks_are_launched_unless_a_run_is_active(world: World) -> None:
     assert world.why() == "nothing claimable: loadbob."
     for dataid in "123":
         put(world.store, "bobin", dataid)

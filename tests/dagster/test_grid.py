@@ -40,7 +40,7 @@ def mirror(instance: dg.DagsterInstance) -> Mirror:
     return Mirror(instance)
 
 
-def test_each_status_has_its_square(mirror: Mirror) -> None:
+def test_each_status_has_its_own_square(mirror: Mirror) -> None:
     mirror.make(made("1"))
     assert mirror.grid(KEY, PARTS) == {"1": READY}
     show(mirror, RUNNING, "2")

@@ -306,7 +306,7 @@ def test_doctor_reports_it_if_dagster_is_used(
     assert re.search(r"^warn +dagster .*no SqlRunStorage.connect", told(), re.MULTILINE)
 
 
-def test_a_name_that_is_gone_before_anything_loads_is_no_error(tmp_path: Path) -> None:
+def test_a_name_that_vanishes_before_loading_is_no_error(tmp_path: Path) -> None:
     program = """
 import dagster as dg
 import dagster._core.storage.runs.sqlite.sqlite_run_storage

@@ -292,7 +292,7 @@ def test_one_domain_has_its_own_and_another_the_standard_ones(grid: Grid) -> Non
     assert ["opendataflow/window" in each for each in entries] == [False, True]
 
 
-def test_domains_whose_partitions_have_one_name_share_them(grid: Grid) -> None:
+def test_domains_with_one_partitions_name_share_partitions(grid: Grid) -> None:
     class Names(DataflowTranslator):
         def partitions_name(self, domain: str) -> str:
             return "d"
@@ -331,7 +331,7 @@ def test_keys_may_be_called_otherwise_than_chunks(grid: Grid) -> None:
     agrees(grid, names, ["x"])
 
 
-def test_very_many_chunks_without_a_partition_are_told_once(grid: Grid) -> None:
+def test_many_chunks_without_a_partition_are_reported_once(grid: Grid) -> None:
     names = Own(orders=DAILY)
     operations.ready(grid.store, "orders", [str(number) for number in range(1500)])
     [line] = tick(grid, names).notes
@@ -406,7 +406,7 @@ def test_a_domain_keeps_its_partitions_whatever_job_comes(grid: Grid) -> None:
     grid.agrees()
 
 
-def test_assets_whose_partitions_get_no_keys_any_more_are_told(grid: Grid) -> None:
+def test_assets_whose_partitions_get_no_new_keys_are_reported(grid: Grid) -> None:
     """Those of the code location that was loaded before, and plain ones, also after the merge."""
     dataflow = DataflowResource(url=f"sqlite:///{grid.store.db.path}")  # type: ignore[attr-defined]
     old = DataflowTranslator().partitions_def("other")

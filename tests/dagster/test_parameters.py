@@ -67,7 +67,7 @@ def test_a_function_is_given_config_resources_and_the_context() -> None:
         tables.materialize([made], "2", resources={"motto": "", "more": ""})
 
 
-def test_the_parameters_may_stand_in_any_order() -> None:
+def test_the_parameters_may_be_in_any_order() -> None:
     seen = []
 
     def total(context, api: Api, chunk, *, config: Scale) -> None:  # type: ignore[no-untyped-def]

@@ -111,7 +111,7 @@ def test_today_is_launched_once_and_again_after_a_resubmit(daily: Daily) -> None
     assert daily.made == [daily.today] * 2
 
 
-def test_chunks_on_hold_at_work_or_paused_are_not_launched(daily: Daily) -> None:
+def test_chunks_on_hold_running_or_paused_are_not_launched(daily: Daily) -> None:
     request = daily.tick()
     assert isinstance(request, dg.RunRequest)
     run = daily.instance.create_run_for_job(

@@ -109,7 +109,7 @@ def test_the_chunks_of_an_ended_run_are_settled(
     check(job)
 
 
-def test_runs_at_work_and_those_of_another_dagster_are_left_alone(
+def test_active_runs_and_runs_of_another_dagster_are_left_alone(
     job: Store, instance: dg.DagsterInstance
 ) -> None:
     assert unchanged(job, lambda: settle_ended_runs(job, instance))
@@ -120,7 +120,7 @@ def test_runs_at_work_and_those_of_another_dagster_are_left_alone(
     assert unchanged(job, lambda: end_lost_runs(job, instance))
 
 
-def test_a_run_whose_workers_are_gone_is_ended(job: Store, instance: dg.DagsterInstance) -> None:
+def test_a_run_without_live_workers_is_ended(job: Store, instance: dg.DagsterInstance) -> None:
     run = begin(job, instance)
     assert end_lost_runs(job, instance) == []
     lose(job)
@@ -203,9 +203,7 @@ def test_a_run_that_died_without_a_worker_is_ended_after_a_while(
 
 
 @pytest.mark.parametrize("url", ["postgres"], indirect=True)
-def test_a_claim_that_somebody_keeps_locked_holds_up_no_other(
-    job: Store, instance: dg.DagsterInstance
-) -> None:
+def test_a_locked_claim_does_not_delay_others(job: Store, instance: dg.DagsterInstance) -> None:
     begin(job, instance, State.FAILURE)
     begin(job, instance, State.FAILURE, owner="w2")
     sql(job, "begin")

@@ -243,9 +243,7 @@ def test_the_session_is_that_of_the_resource(
     assert (defs.resources or {})["pyspark"] is resource
 
 
-def test_a_resource_of_ours_has_the_session_and_sets_what_can_be_set(
-    run: Run, spark: SparkSession
-) -> None:
+def test_our_resource_has_the_session_and_applies_settings(run: Run, spark: SparkSession) -> None:
     seen: list[Any] = []
 
     def look(numbers: DataFrame, spark: SparkSession) -> DataFrame:

@@ -210,7 +210,7 @@ def test_a_run_right_after_its_input_became_ready_is_not_stale(flow: Flow) -> No
     assert flow.agrees() == {("copies", day): False, ("sums", day): False}
 
 
-def test_the_check_is_evaluated_after_a_run_during_which_the_sensor_told_it(flow: Flow) -> None:
+def test_the_check_is_evaluated_even_if_the_sensor_reported_it_during_a_run(flow: Flow) -> None:
     """The check result of the run has its plan's position, before that of the sensor."""
     for day in DAYS[:3]:
         flow.arrive(day)

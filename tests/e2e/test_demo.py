@@ -255,7 +255,7 @@ def test_nothing_is_left_of_an_interrupted_dagster(
 
 
 @pytest.mark.soak
-def test_the_ui_shows_the_demo_and_november_and_makes_a_day(
+def test_the_ui_shows_the_demo_and_november_and_produces_a_day(
     tmp_path: Path, watched: Marked
 ) -> None:
     port = _free_port()

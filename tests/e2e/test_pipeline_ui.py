@@ -62,7 +62,7 @@ def step_keys(dagster: Dagster, run: str) -> dict[str, str]:
     return {each["stepKey"]: each["status"] for each in found["stepStats"]}
 
 
-def test_a_partition_that_is_added_is_made_and_shown(
+def test_an_added_partition_is_produced_and_shown(
     dagster: Dagster, shop: Shop, store: Store
 ) -> None:
     client = dagster.client

@@ -316,7 +316,7 @@ def test_a_second_worker_of_the_project_is_on_standby(tmp_path: Path) -> None:
     assert said == ["Another worker consumes this project's items: this one is on standby"]
 
 
-def test_each_pipeline_at_work_has_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_running_pipeline_has_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     from opendataflow_dagster.config.settings import load_settings
     from opendataflow_dagster.pipelines.worker import slots
 

@@ -103,7 +103,7 @@ def test_imports_point_inwards() -> None:
     run(Path(sys.executable).parent / "lint-imports", "--no-cache")
 
 
-def test_the_environment_of_the_person_who_runs_the_tests_is_gone() -> None:
+def test_the_environment_of_the_test_runner_is_removed() -> None:
     assert not [name for name in os.environ if name.startswith(("DATAFLOW_", "PASSKEY"))]
     assert list(Path.cwd().iterdir()) == []
 

@@ -195,7 +195,7 @@ def test_a_server_that_restarts_under_a_recovery(
     close(store)
 
 
-def test_an_open_select_delays_nobody(store: Store) -> None:
+def test_an_open_select_delays_no_claim(store: Store) -> None:
     """COMPAT 12: the original waits until every reader is done."""
     dataids = prepare(store, 40)
     reader = connect(store)

@@ -77,7 +77,7 @@ def test_for_people_each_check_is_a_line(store: Store, url: str) -> None:
     assert len(lines) == len(doctor(url)[1])
 
 
-def test_a_database_where_nobody_listens_is_reported(tmp_path: Path) -> None:
+def test_a_database_without_a_listener_is_reported(tmp_path: Path) -> None:
     done, found = doctor("postgresql://u:hunter2@127.0.0.1:1/x")
     assert done.exit_code == 1
     assert found["database"]["result"] == "fail"

@@ -297,7 +297,7 @@ def look(store: Store) -> tuple[bool | None, str, str, str]:
     return found.answers[2].ok, found.answers[2].text, found.code, found.action
 
 
-def test_files_of_a_chunk_that_are_gone_are_noticed(line: Store, tmp_path: Path) -> None:
+def test_missing_files_of_a_chunk_are_noticed(line: Store, tmp_path: Path) -> None:
     add_dataset(line, "a", hostname=str(tmp_path / "a"))
     put(line, "raw", "READY", jobid="external")
     chunk = tmp_path / "a" / f"dataid={D}"
@@ -342,7 +342,7 @@ def test_a_script_s_files_are_looked_for_by_name(line: Store, tmp_path: Path) ->
     assert look(line)[0] is True
 
 
-def test_rows_of_a_chunk_that_are_gone_are_noticed(
+def test_missing_rows_of_a_chunk_are_noticed(
     line: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(line, "raw", "READY", jobid="external")

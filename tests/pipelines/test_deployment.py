@@ -165,7 +165,7 @@ def test_while_the_database_is_away_nothing_is_refused(
     close(store)
 
 
-def test_faults_from_the_start_hold_up_no_new_version(sqlite_url: str, root: Path) -> None:
+def test_faults_present_at_the_start_do_not_block_new_versions(sqlite_url: str, root: Path) -> None:
     (root / "pipelines/quiet/add.py").write_text(BROKEN)
     (root / "template.py").write_text("{{ not python }}\n")
     store = open_store(sqlite_url)

@@ -306,7 +306,7 @@ def test_users_code_sees_no_secret_and_the_process_is_reused(
     assert first["PYTHONHASHSEED"][0] == "0"
 
 
-def test_forks_of_user_code_disturb_nobody(tmp_path: Path) -> None:
+def test_forks_of_user_code_do_not_disturb_others(tmp_path: Path) -> None:
     back = "import os\ndef run(df):\n    os.fork()\n    return df.assign(x=1)\n"
     stays = """
         import os, time

@@ -281,7 +281,7 @@ def test_registering_again_writes_nothing(store: Store, tmp_path: Path) -> None:
     assert everything(store) == before
 
 
-def test_only_the_pipeline_asked_for_is_registered(store: Store, tmp_path: Path) -> None:
+def test_only_the_requested_pipeline_is_registered(store: Store, tmp_path: Path) -> None:
     shop = project(tmp_path, "raw: orders > clean", "sums: clean > sums")
     plans = register(store, shop, "sums")
 

@@ -803,7 +803,7 @@ def test_an_item_that_waits_for_the_server_is_left_to_it_unless_all_is_asked_for
     assert shop.output("signups").endswith("Grace,2\n")
 
 
-def test_items_of_a_stream_that_was_killed_are_made_one_by_one(shop: Shop) -> None:
+def test_items_of_a_killed_stream_are_produced_one_by_one(shop: Shop) -> None:
     shop.run("signups")
     claims = claim_new_items(
         shop.store, "signups", ['{"name": "Grace"}', '{"name": "Hedy"}'], "gone"
@@ -1222,7 +1222,7 @@ def test_a_pipeline_that_has_not_run_yet_is_known_as_one(
     assert "run: odf job add nobody --in DATASET --out DATASET" in other.output
 
 
-def test_an_item_whose_payload_is_gone_is_not_told_to_be_made_again(typed: Shop) -> None:
+def test_no_advice_to_resubmit_an_item_without_payload(typed: Shop) -> None:
     store = typed.store
     store.init()
     register_pipeline(store, read_project(typed.root), "signups")

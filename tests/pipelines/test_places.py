@@ -180,7 +180,7 @@ def test_items_are_appended_by_the_names_of_the_header(tmp_path: Path, lite: Sto
     assert path.read_bytes() == b"\xef\xbb\xbfn,text\r\n1,one\r\n2,two\r\n,four\r\n"
 
 
-def test_the_first_item_makes_the_file_and_its_header(tmp_path: Path, lite: Store) -> None:
+def test_the_first_item_creates_the_file_and_its_header(tmp_path: Path, lite: Store) -> None:
     path = tmp_path / "out" / "sums.csv"
     twice = pd.DataFrame([[1, 2]], columns=["n", "n"])
 

@@ -76,7 +76,7 @@ def test_a_project_validates(root: Path, tmp_path: Path) -> None:
     [(EXAMPLE, "daily_sales", 2), (OLD, "clean_rentals", 3), (TEMPLATE, "clean_contacts", 3)],
     ids=["example", "old", "new"],
 )
-def test_a_pipeline_makes_what_plain_pandas_makes(root: Path, slug: str, rows: int) -> None:
+def test_a_pipeline_returns_the_same_as_plain_pandas(root: Path, slug: str, rows: int) -> None:
     shutil.copytree(root, "here")
     project = read_project(Path("here"))
     made = ours(project, slug)

@@ -79,7 +79,7 @@ def test_faults_of_a_pipeline_and_of_a_project_are_failures() -> None:
     assert "has no project.yml" in nowhere.stderr
 
 
-def test_a_project_yml_that_nobody_named_is_left_alone() -> None:
+def test_a_project_yml_that_is_not_named_is_ignored() -> None:
     """Other tools have such a file, too; and pytest imports neither pandas nor more of ours."""
     Path("project.yml").write_text("of: another tool")
     Path("conftest.py").write_text(

@@ -125,7 +125,7 @@ def test_a_large_result_is_written_as_a_small_one(
     assert facts[0][:2] == (60, len(small.encode()))
 
 
-def test_a_large_result_makes_the_table_that_a_small_one_does(
+def test_large_and_small_results_create_the_same_table(
     big: Shop, monkeypatch: pytest.MonkeyPatch, postgres_url: str
 ) -> None:
     told = conninfo_to_dict(postgres_url)

@@ -697,7 +697,7 @@ def test_logs_are_kept_by_each_that_writes_them(project: Make) -> None:
     assert printed_of(root) == [f"INFO:root:of {name}\nWARNING:root:!\nprint\n" for name in "ab"]
 
 
-def test_a_log_of_nobody_goes_to_standard_error(project: Make) -> None:
+def test_a_log_without_an_owner_goes_to_standard_error(project: Make) -> None:
     """A handler outlives what created it; so does a thread."""
     late = (
         "import threading, time, sys; out = sys.stdout; threading.Thread("

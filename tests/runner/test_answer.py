@@ -304,7 +304,7 @@ def test_the_fence_goes_with_a_worker_that_is_killed(url: str, loadbob: Store) -
         folder.rmdir()
 
 
-def test_whether_a_claim_holds_is_asked_of_the_tables(loadbob: Store) -> None:
+def test_odf_alive_checks_the_claim_in_the_tables(loadbob: Store) -> None:
     [claim] = take(loadbob, "loadbob")
     environ = {
         "dataflow_jobid": "loadbob",

@@ -98,7 +98,7 @@ def test_nothing_of_the_callers_leaks_in(store: Store) -> None:
     }
 
 
-def test_no_secret_of_ours_reaches_a_script(store: Store) -> None:
+def test_scripts_receive_no_secrets_of_odf(store: Store) -> None:
     register(store, "loadbob", ["bobin"], ["bobout"])
     secrets = {"PASSKEY": "plugh", "PASSKEY_FILE": "/key", "DATAFLOW_ENCRYPTED": "abc"}
     url = "postgresql://u@h/d"

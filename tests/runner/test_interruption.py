@@ -150,7 +150,7 @@ def test_a_stop_that_every_process_gets_is_no_failure(
     assert output(loadbob) == "RESUBMIT"
 
 
-def test_a_script_that_somebody_else_kills_has_failed(
+def test_a_script_killed_from_outside_has_failed(
     loadbob: Store, odf: Callable[..., subprocess.Popen[str]]
 ) -> None:
     process = odf("echo $$ > new; mv new began; exec sleep 60")

@@ -286,7 +286,7 @@ def test_an_interruption_isnt_a_failure_and_propagates(store: Store, make: Make)
     assert take(store, "loadbob")[0].attempts == 1
 
 
-def test_a_password_is_decrypted_when_it_is_asked_for(
+def test_a_password_is_decrypted_on_access(
     store: Store, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = encrypt("geheim", "key", purpose=for_dataset("bobin"))
@@ -321,7 +321,7 @@ def test_a_pulse_renews_leases_during_the_work(store: Store, make: Make) -> None
     assert sql(store, "select * from worker") == []
 
 
-def test_a_pulse_hears_that_a_claim_is_lost(store: Store, claim: Claim) -> None:
+def test_a_pulse_notices_a_lost_claim(store: Store, claim: Claim) -> None:
     with Pulse(store, claim.owner) as pulse:
         pulse.hold(claim._replace(lease=0.3))
         sql(store, "update datastatus set status = 'RESUBMIT' where datasetid = 'bobout'")

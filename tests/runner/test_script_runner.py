@@ -307,7 +307,7 @@ def test_an_exception_of_the_beat_is_raised_once_the_script_has_ended(
     assert (tmp_path / "cleaned").exists() is cleaned
 
 
-def test_an_exit_code_that_somebody_else_took_is_a_failure(scripts, env, tmp_path):
+def test_an_exit_code_collected_by_another_thread_is_a_failure(scripts, env, tmp_path):
     def thief() -> None:
         os.waitpid(int(wait_for(tmp_path / "pid")), 0)
 
@@ -376,7 +376,7 @@ def test_a_second_signal_kills(runner):
     assert outcome(process) == [137, "stopped by SIGTERM", signal.SIGTERM]
 
 
-def test_a_stopped_process_hears_the_signal(runner):
+def test_a_stopped_process_receives_the_signal(runner):
     process = runner("echo ready; kill -STOP $$; exit 9", stop_grace=600)
     assert read_line(process) == "ready"
     process.terminate()

@@ -165,7 +165,7 @@ def test_an_item_is_acknowledged_once_it_is_durable(client: Client) -> None:
     check(client.store)
 
 
-def test_an_array_is_as_many_items_in_its_order(client: Client) -> None:
+def test_each_element_of_an_array_is_an_item_in_order(client: Client) -> None:
     answer = client.post([{"id": each} for each in range(20)])
     assert answer.status_code == 202
     told = answer.json()["items"]

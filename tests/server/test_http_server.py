@@ -219,7 +219,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize("sent", SLOW.values(), ids=SLOW)
-def test_slow_clients_lock_out_nobody(lite: Clients, sent: bytes) -> None:
+def test_slow_clients_do_not_block_others(lite: Clients, sent: bytes) -> None:
     client = lite(connections=3, head=60.0, upload=60.0)
     client.http.close()
     with ExitStack() as stack:

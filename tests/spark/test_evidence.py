@@ -127,7 +127,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_values_that_look_alike_are_told_apart(spark: SparkSession, name: str) -> None:
+def test_values_that_look_alike_are_distinguished(spark: SparkSession, name: str) -> None:
     one, other = PAIRS[name]
     assert fingerprint(spark, f"select {one}") != fingerprint(spark, f"select {other}")
 

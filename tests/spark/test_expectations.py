@@ -368,7 +368,7 @@ def test_odd_column_names_are_quoted(spark: SparkSession) -> None:
     )
 
 
-def test_values_of_all_types_stand_in_a_sample_cut_short(spark: SparkSession) -> None:
+def test_a_truncated_sample_shows_values_of_all_types(spark: SparkSession) -> None:
     df = spark.sql(
         "select repeat('x', 1000) as long, X'00ff' as bin, map('k', array(1)) as m,"
         " interval 1 year as y"

@@ -391,7 +391,7 @@ def test_a_place_without_java_classes_is_refused_in_one_line(spark: Any) -> None
         HadoopFiles(spark, ObjectStore("out", "oss://bucket/out", "parquet"))
 
 
-def test_a_session_of_connect_is_refused_where_hadoop_is_needed() -> None:
+def test_spark_connect_is_refused_where_hadoop_is_needed() -> None:
     class Connect:
         """Like a Spark Connect session: without its own Java."""
 

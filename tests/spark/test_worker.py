@@ -562,7 +562,7 @@ def test_a_function_that_takes_what_isn_t_there_claims_nothing(doubling: Line) -
     assert doubling.said == []
 
 
-def test_an_input_whose_files_are_gone_fails_with_the_way_out(doubling: Line) -> None:
+def test_an_input_without_its_files_fails_with_the_next_command(doubling: Line) -> None:
     put(doubling.store, "numbers", "1")
 
     doubling.run("double", double)
@@ -1468,7 +1468,7 @@ def test_a_text_of_others_that_isn_t_whole_is_refused_in_a_line(
 
 
 @pytest.mark.parametrize("select", ["a", "count(*) as n", "b"])
-def test_a_ragged_row_is_seen_whatever_is_asked_of_it(doubling: Line, select: str) -> None:
+def test_a_ragged_row_is_noticed_by_every_query(doubling: Line, select: str) -> None:
     folder = doubling.folder / "numbers"
     folder.mkdir(parents=True)
     (folder / "1.csv").write_text("a,b\n1,2\n1,2,3\n")

@@ -700,7 +700,7 @@ def test_a_chunk_that_shouldnt_be_read_says_why_and_what_to_run(
     assert refused.value.code == code
 
 
-def test_a_chunk_whose_files_are_gone_isnt_read_as_empty(line: Store, tmp_path: Path) -> None:
+def test_a_chunk_without_its_files_isnt_read_as_empty(line: Store, tmp_path: Path) -> None:
     chunk = claimed(line)
     told = published(line, chunk, FRAME)
     line.finish(chunk.claim, [Fact("bobout", "1", told.location)])
@@ -988,7 +988,7 @@ def test_a_functions_result_is_published_after_its_checks(line: Store, tmp_path:
         (lambda path: path.symlink_to("/proc"), "Can't create "),
     ],
 )
-def test_a_folder_that_cannot_be_made_is_refused_at_once(
+def test_a_folder_that_cannot_be_created_is_refused_at_once(
     tmp_path: Path, make: Callable[[Path], Any], told: str
 ) -> None:
     make(tmp_path / "root")

@@ -116,7 +116,7 @@ def test_produced_datasets_are_found_by_steps_not_by_reading_all_chunks(store: S
     assert list(read_catalog(store).datasets) == ["d0", "d1", "d2"]
 
 
-def test_a_kept_copy_stands_in_while_the_database_is_away(
+def test_a_kept_copy_is_used_during_a_database_outage(
     sqlite_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     from opendataflow_dagster import DataflowResource

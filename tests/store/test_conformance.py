@@ -115,7 +115,7 @@ def test_an_input_is_readable_only_while_it_is_ready(store: Store, word: str | N
     check(store)
 
 
-def test_an_input_that_somebody_else_rewrites_is_not_readable(store: Store) -> None:
+def test_an_input_that_another_job_rewrites_is_not_readable(store: Store) -> None:
     simple(store, "1")
     put(store, "a", "1", "RUNNING", jobid="second loader")
     assert take(store, "job") == []

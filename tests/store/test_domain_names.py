@@ -72,7 +72,7 @@ def test_an_explicit_name_is_stronger(raw: Store) -> None:
     assert set(names(raw).values()) == {"raw"}
 
 
-def test_a_merge_is_told_until_somebody_names_it(raw: Store) -> None:
+def test_a_merge_is_reported_until_the_domain_is_named(raw: Store) -> None:
     operations.ready(raw, "aaa", ["1"])
     registry.add_job(raw, "join", ["aaa", "clean"], ["joined"])
     assert set(names(raw).values()) == {"raw"}, "that of the most datasets"

@@ -34,7 +34,7 @@ def test_workers_of_a_process_are_one_execution(store: Store) -> None:
     assert ended == begun
 
 
-def test_a_running_chunk_belongs_to_its_execution_whoever_settles_it(store: Store) -> None:
+def test_a_running_chunk_belongs_to_its_execution_no_matter_who_settles_it(store: Store) -> None:
     register(store, "copy", ["orders"], ["copies"])
     operations.ready(store, "orders", ["1", "2"])
     [claim] = store.claim("copy", owner=new_owner(), only="1", lease=-1)

@@ -83,7 +83,7 @@ def test_a_job_of_many_chunks_is_claimable_at_once_and_whole_in_the_end(full: St
     check(full)
 
 
-def test_recover_fills_what_nobody_claims(full: Store) -> None:
+def test_recover_fills_queues_that_no_worker_claims(full: Store) -> None:
     register(full, "job", ["a"], ["b"])
     full.recover()
     assert len(pending(full)) == MANY
@@ -91,7 +91,7 @@ def test_recover_fills_what_nobody_claims(full: Store) -> None:
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_nobody_waits_for_a_registration_that_is_open(store: Store, commits: bool) -> None:
+def test_workers_do_not_wait_for_an_open_registration(store: Store, commits: bool) -> None:
     on_postgres(store)
     register(store, "job", ["a"], ["b"])
     put(store, "a", "1")
@@ -244,9 +244,7 @@ def test_several_fill_at_once_while_others_work(full: Store, url: str) -> None:
     check(full)
 
 
-def test_a_chunk_that_is_kept_locked_holds_up_nobody(
-    full: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_locked_chunk_does_not_delay_others(full: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     on_postgres(full)
     register(full, "job", ["a"], ["b"])
     monkeypatch.setattr(stores, "FILL_STALL_SECONDS", 0.1)

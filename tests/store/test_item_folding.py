@@ -99,7 +99,7 @@ def test_a_finished_item_leaves_every_table_and_a_count_a_range_and_a_digest_sta
     check(store)
 
 
-def test_more_than_a_page_is_folded_and_what_stays_keeps_nobody_from_it(
+def test_more_than_a_page_is_folded_despite_items_that_stay(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(item_folding, "FOLD_PAGE_ITEMS", 3)

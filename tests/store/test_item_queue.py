@@ -236,7 +236,7 @@ def test_a_post_is_stored_whole_or_not_at_all(
     assert not accepted(store, "1", key="k").again
 
 
-def test_an_item_fails_is_sent_back_and_is_ready(store: Store) -> None:
+def test_a_failed_item_is_resubmitted_and_becomes_ready(store: Store) -> None:
     [dataid] = accepted(store, "1").dataids
     assert item_status(store, "orders", "none") is None
     waiting = item_status(store, "orders", dataid)

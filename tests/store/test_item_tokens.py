@@ -13,7 +13,7 @@ from tests.server.test_app import make_project
 from tests.support.store_fixtures import everything, register
 
 
-def test_a_pipeline_without_a_token_accepts_nobody(store: Store) -> None:
+def test_a_pipeline_without_a_token_accepts_no_requests(store: Store) -> None:
     assert not has_token(store, "orders")
     for given in ("", "x", "\ud800", "\0"):
         assert not check_token(store, "orders", given)

@@ -354,7 +354,7 @@ def test_a_circle_of_jobs_ends(store: Store) -> None:
 # --- hold and release
 
 
-def test_a_held_chunk_is_not_made_and_not_read_until_release(load: Store) -> None:
+def test_a_held_chunk_is_neither_produced_nor_read_until_release(load: Store) -> None:
     register(load, "report", ["b"], ["d"])
     done(load, "load", "1")
     assert pending(load)["report", "1"] == 1

@@ -127,7 +127,7 @@ def test_notes_mention_the_dials(line: Store) -> None:
     } or notes["load"].startswith("paused until 99")
 
 
-def test_rows_of_jobs_that_nobody_registered_count_too(line: Store) -> None:
+def test_rows_of_unregistered_jobs_count_too(line: Store) -> None:
     put(line, "z", "READY", jobid="external")
     assert summary(line, "external")[0]["ready"] == 1
 

@@ -118,7 +118,7 @@ def assert_each_did_its_own(postgres_url: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_tables_are_made_and_changed_through_the_pool(
+def test_tables_are_created_and_changed_through_the_pool(
     pool: Pool, postgres_url: str, size: int
 ) -> None:
     through = stores(pool(size).url(postgres_url))

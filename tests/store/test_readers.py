@@ -278,7 +278,7 @@ def test_a_forced_run_passes_readers_and_accepts_what_changes(chain: Store) -> N
     assert "'a' was made again" in last_reason(chain)
 
 
-def test_a_claim_of_tables_made_before_has_no_number_to_compare(chain: Store) -> None:
+def test_a_claim_from_older_tables_has_no_number_to_compare(chain: Store) -> None:
     sql(chain, "update datastatus set generation = null where datasetid = 'a'")
     [reader] = take(chain, "down")
     chain.finish(reader)
@@ -335,7 +335,7 @@ def test_lost_readers_count_in_the_policy_of_their_job(chain: Store) -> None:
 # Places that keep a version for their readers
 
 
-def test_where_the_place_keeps_versions_nobody_waits(chain: Store) -> None:
+def test_locations_with_versions_need_no_waiting(chain: Store) -> None:
     sql(chain, "insert into dataset (datasetid, hostname) values ('a', 's3a://bucket/a')")
     [reader] = take(chain, "down")
     operations.resubmit(chain, "up", ["1"])

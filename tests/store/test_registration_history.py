@@ -124,7 +124,7 @@ def test_a_dial_of_the_past_counts_what_was_running_then(store: Store) -> None:
     assert explain(store, "load", "2", done).may_run
 
 
-def test_every_change_of_a_registration_is_recorded_whoever_makes_it(store: Store) -> None:
+def test_every_change_of_a_registration_is_recorded(store: Store) -> None:
     register(store, "load", ["a"], ["b"], REGION="north")
     sql(store, "insert into dataset (datasetid, hostname) values ('a', '/old')")
     sql(store, "update dataset set hostname = '/new', format = 'csv' where datasetid = 'a'")

@@ -224,7 +224,7 @@ def test_a_job_is_all_of_its_rows(store: Store) -> None:
     check(store)
 
 
-def test_datasets_that_are_not_registered_are_tracked_and_told_of(store: Store) -> None:
+def test_unregistered_datasets_are_tracked_and_reported(store: Store) -> None:
     registry.add_dataset(store, "a")
     notes = registry.add_job(store, "j", ["a", "today"], ["c"]).notes
 

@@ -86,7 +86,7 @@ def refused(store: Store, name: str, statement: str) -> None:
         person.execute(statement.encode())
 
 
-def test_nobody_but_the_owner_may_call_what_acts_in_its_name(store: Store) -> None:
+def test_only_the_owner_may_call_functions_that_act_in_its_name(store: Store) -> None:
     assert sql(store, OURS.format(role="'public'")) == []
     put(store, "b", "1", jobid="job")
     sql(store, f"create role {READER} login")

@@ -92,7 +92,7 @@ def test_a_worker_is_lost_when_its_lease_is_over_and_back_when_it_beats(store: S
     assert lost_runs(store) == []
 
 
-def test_the_runs_at_work_are_those_with_claims_or_workers(job: Store) -> None:
+def test_active_runs_are_those_with_claims_or_workers(job: Store) -> None:
     assert runs_at_work(job) == []
     take(job, "job", "w1", runid="r1", k=2)
     take(job, "job", "odf")

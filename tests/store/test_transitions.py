@@ -240,7 +240,7 @@ def test_every_act_of_the_table_is_tested() -> None:
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_an_act_makes_its_transitions_and_no_others(store: Store, act: str) -> None:
+def test_an_action_makes_exactly_its_transitions(store: Store, act: str) -> None:
     register(store, "J", ["a"], ["b"])
     sql(store, "insert into dataset (datasetid, chunkcolumn) values ('b', 'day')")
     befores = [ABSENT, *Status]

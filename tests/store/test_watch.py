@@ -55,7 +55,7 @@ def test_a_wake_file_wakes_the_listener_at_once(store: Store) -> None:
         assert time.monotonic() - since < 1
 
 
-def test_notices_are_sent_while_somebody_listens_and_twenty_a_second(postgres_url: str) -> None:
+def test_notices_are_sent_only_to_listeners_at_most_twenty_a_second(postgres_url: str) -> None:
     store = open_store(postgres_url)
     store.init()
     prepared(store)
@@ -107,7 +107,7 @@ def test_a_listener_that_lost_its_connection_listens_again(postgres_url: str) ->
 
 
 @needs_pgbouncer
-def test_behind_a_pooler_nobody_listens(postgres_server: Server, postgres_url: str) -> None:
+def test_behind_a_pooler_no_worker_listens(postgres_server: Server, postgres_url: str) -> None:
     direct = open_store(postgres_url)
     direct.init()
     prepared(direct)

@@ -1,4 +1,4 @@
-"""The jobs: each function makes one chunk, here a day, and what it returns is published whole."""
+"""The jobs: each function produces one chunk, here a day, and returns the data to publish."""
 
 import csv
 import io

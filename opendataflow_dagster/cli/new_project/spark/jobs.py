@@ -1,4 +1,4 @@
-"""The jobs: each function makes chunks, here days, and what it returns is published whole."""
+"""The jobs: each function produces chunks, here days, and returns the data to publish."""
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F

@@ -1,4 +1,4 @@
-"""That the flow is valid, and what its functions make of a day, without tables."""
+"""Tests of the flow and of its functions on one day of data, without tables."""
 
 from pathlib import Path
 

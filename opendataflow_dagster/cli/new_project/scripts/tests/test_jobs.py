@@ -1,4 +1,4 @@
-"""What the scripts make of a day, without tables."""
+"""Tests of the scripts on one day of data, without tables."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What the functions make of a day, without tables."""
+"""Tests of the functions on one day of data, without tables."""
 
 from pathlib import Path
 
