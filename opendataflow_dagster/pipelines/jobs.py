@@ -58,10 +58,10 @@ def known_from(jobs: Mapping[str, Plan], placed: Collection[str], own: Collectio
 def plans_of(project: Project, known: Known = _NOTHING) -> dict[str, Plan]:
     """Return what each pipeline waits for and writes.
 
-    A source that somebody produces is an input, with two exceptions: one produced from what the
-    pipeline itself writes, since each would wait for the other, and one that items are appended to.
-    A run reads the chunks of its own name: if the chunks of the inputs are named by different runs,
-    a pipeline waits for none of them. All other sources are read as they are.
+    A source that a pipeline or job produces is an input, with two exceptions: one produced from
+    what the pipeline itself writes, since each would wait for the other, and one that items are
+    appended to. A run reads the chunks of its own name: if the chunks of the inputs are named by
+    different runs, a pipeline waits for none of them. All other sources are read as they are.
     """
     dependencies = _Dependencies(project, known)
     plans = {}

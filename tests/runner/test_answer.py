@@ -285,7 +285,7 @@ def test_the_fence_goes_before_the_lease_of_a_claim_that_can_not_be_renewed(
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="the fence is a plain file there")
-def test_the_fence_goes_with_a_worker_that_is_killed(url: str, loadbob: Store) -> None:
+def test_the_fence_is_removed_when_the_worker_is_killed(url: str, loadbob: Store) -> None:
     worker = subprocess.Popen(
         [ODF, "run", *script(f"echo $$ > pid\n{WAITING}")], env={**os.environ, "DATAFLOW_URL": url}
     )
