@@ -28,6 +28,7 @@ from ..store.overview import DATE, SAMPLED_ABOVE_CHUNKS, Strip, failures, runnin
 from ..store.overview import grid as squares
 from ..store.overview import status as chunk_rows
 from ..store.store import Store
+from ..util.system import import_beside
 from ..util.text import printable, typed
 from ..util.times import parse_time, shown
 from .app import ANY, DATASET, JOB
@@ -572,6 +573,7 @@ def _translator(name: str | None) -> "DataflowTranslator | None":
     if name is None:
         return None
     module, _, attribute = name.partition(":")
+    import_beside(os.getcwd())
     try:
         return getattr(import_module(module), attribute)()
     except (ImportError, AttributeError, ValueError, TypeError) as error:

@@ -83,14 +83,19 @@ def import_beside(folder: str) -> None:
 
 def module_of_file(path: str) -> str:
     """Import a file, and return its module's name; files beside it can then be imported, too."""
-    from importlib import import_module  # imported late: a run of a script loads this module too
+    # Imported late: a run of a script loads this module too.
+    from importlib import import_module
+    from importlib.util import find_spec
 
     folder, file = os.path.split(os.path.abspath(path))
     name = file.removesuffix(".py")
     import_beside(folder)
-    found = import_module(name).__file__ or ""
+    loaded = sys.modules.get(name)
+    spec = None if loaded else find_spec(name)
+    found = getattr(loaded, "__file__", None) or (spec and spec.origin) or "."
     if not (os.path.exists(found) and os.path.samefile(found, path)):
         raise WrongUse(f"{path} has the same name as the module {found}. Rename the file.")
+    import_module(name)
     return name
 
 

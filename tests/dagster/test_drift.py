@@ -1,6 +1,7 @@
 """`odf drift`: the tables, Dagster's grid and the data, side by side."""
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -262,10 +263,15 @@ def test_the_command_without_a_dagster_says_what_to_set(
     assert odf(grid.store, None).stderr == wrong.stderr
 
 
-def test_a_users_own_translator_is_used(grid: Grid) -> None:
+def test_a_users_own_translator_is_used(
+    grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     operations.ready(grid.store, "orders", DAYS)
     home = Path(grid.instance.root_directory)
-    line = ["--repair", "--translator", "tests.dagster.test_drift:Renamed"]
+    (tmp_path / "house_names.py").write_text("from tests.dagster.test_drift import Renamed\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    line = ["--repair", "--translator", "house_names:Renamed"]
     assert odf(grid.store, home, *line).exit_code == 0
     assert grid.instance.get_latest_materialization_event(dg.AssetKey(["house", "orders"]))
 

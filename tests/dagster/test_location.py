@@ -1,5 +1,6 @@
 """Several calls of `build_definitions` in one code location: one resource, one of each sensor."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -153,3 +154,19 @@ def test_with_several_merged_flows_apply_asks_which(
     done = CliRunner().invoke(app, ["plan", "--file", "several_flows.py:both"])
     assert done.exit_code != 0
     assert "These definitions are merged from several flows: 'one', 'two'." in done.output
+
+
+def test_a_file_named_like_another_module_is_refused_without_importing_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "installed" / "same_name").mkdir(parents=True)
+    (tmp_path / "installed" / "same_name" / "__init__.py").write_text(
+        "raise SystemExit('imported')"
+    )
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "same_name.py").write_text("")
+    monkeypatch.chdir(tmp_path / "project")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "installed"), *sys.path, str(Path.cwd())])
+    done = CliRunner().invoke(app, ["plan", "--file", "same_name.py:defs"])
+    assert "same_name.py has the same name as the module " in done.output
+    assert "Rename the file." in done.output
