@@ -235,8 +235,8 @@ def _carried(definitions: Any) -> Any:
     if len(flows) > 1:
         names = ", ".join(repr(flow.name) for flow in flows)
         raise FlowError(
-            f"These definitions are merged from several flows: {names}. Put the definitions of each "
-            "flow into a module of its own, and name that module."
+            f"These definitions are merged from several flows: {names}. Put the definitions of "
+            "each flow into a module of its own, and name that module."
         )
     return next(iter(flows), None)
 
