@@ -60,7 +60,7 @@ class Event(NamedTuple):
 
 
 class LostCursor(WrongUse):
-    """The log was renumbered since this cursor was given out: read it again from its beginning."""
+    """The log was replaced or renumbered since this cursor was returned: read it again."""
 
 
 def events_after(store: Store, cursor: str | None, limit: int = 1000) -> tuple[list[Event], str]:
@@ -73,14 +73,13 @@ def events_after(store: Store, cursor: str | None, limit: int = 1000) -> tuple[l
     place = _parse(store, cursor)
     if store.db.dialect == "sqlite":
         rows = store.db.run("history.after", seq=place[0], limit=limit)
+        if not rows and store.db.run("history.end")[0][0] < place[0]:
+            raise _lost(cursor)
         return [_event(store, row) for row in rows], str(rows[-1][0] if rows else place[0])
 
     [(_, newest, epoch)] = store.db.run("history.end")
     if cursor is not None and (place[2] != int(epoch) or place[0] > int(newest)):
-        raise LostCursor(
-            f"The cursor {cursor!r} is of a log that was restored from another server since. "
-            "Read the log again from its beginning, without a cursor."
-        )
+        raise _lost(cursor)
     rows = store.db.run("history.after", xid=str(place[0]), seq=place[1], limit=limit)
     if len(rows) < limit and store.db.run("history.restored") == [(True,)]:
         raise WrongUse(
@@ -90,6 +89,13 @@ def events_after(store: Store, cursor: str | None, limit: int = 1000) -> tuple[l
         )
     xid, seq = (rows[-1][-1], rows[-1][0]) if rows else place[:2]
     return [_event(store, row[:-1]) for row in rows], _cursor(xid, seq, epoch)
+
+
+def _lost(cursor: str | None) -> LostCursor:
+    return LostCursor(
+        f"The cursor {cursor!r} is of another log: since then, the tables were restored from a "
+        "backup or from another server. Read the log again from its beginning, without a cursor."
+    )
 
 
 def end_of_log(store: Store) -> str:

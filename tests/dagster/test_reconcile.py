@@ -2,8 +2,10 @@
 
 import json
 import random
+import sqlite3
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
+from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -546,6 +548,22 @@ def test_a_chunk_that_a_page_drawn_meanwhile_missed_is_shown_again(
     grid.tick()
     assert grid.squares("copies") == {WEEK[0]: READY, WEEK[1]: READY, WEEK[2]: FAILED}
     grid.agrees()
+
+
+def test_tables_restored_from_an_older_copy_are_compared_again(grid: Grid, tmp_path: Path) -> None:
+    if grid.store.db.dialect != "sqlite":
+        pytest.skip("on PostgreSQL, transactions have numbers: see tests/store/test_history.py")
+    operations.ready(grid.store, "orders", WEEK[:1])
+    grid.tick()
+    tables, old = sqlite3.connect(grid.store.db.path), sqlite3.connect(tmp_path / "copy")
+    with closing(tables), closing(old):
+        tables.backup(old)
+        operations.ready(grid.store, "orders", WEEK)
+        grid.tick()
+        assert grid.squares("orders") == dict.fromkeys(WEEK, READY)
+        old.backup(tables)
+    grid.tick()
+    assert grid.squares("orders") == {WEEK[0]: READY}
 
 
 def test_events_with_reused_numbers_are_news(grid: Grid) -> None:
