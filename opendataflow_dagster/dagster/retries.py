@@ -12,7 +12,7 @@ from ..runner.produce import Verdict, reason_of
 from ..store.claims import give_back
 from ..store.store import Store
 
-_CLAUSE = "; {} are tried again by Dagster, {} are not:"
+_CLAUSE = "; Dagster retries {} of them, and gives up on {}:"
 
 
 def retry_clause(again: int, for_good: int) -> str:

@@ -586,7 +586,8 @@ class _Run(Claimer):
         if self.failed_before:
             lines.append(f"{self.failed_before} more failed in an earlier try")
         all_chunks = len(bad) + self.produced + self.skipped
-        head = f"{len(bad)} of {all_chunks} chunks of job {self.jobid!r} weren't produced:"
+        were = "wasn't" if len(bad) == 1 else "weren't"
+        head = f"{len(bad)} of {all_chunks} chunks of job {self.jobid!r} {were} produced:"
         if all_chunks == 1:
             head = f"The chunk of job {self.jobid!r} wasn't produced:"
         if again := len(bad.keys() & self.retries.requests.keys()):

@@ -413,7 +413,7 @@ def test_a_bad_chunk_fails_alone(line: Line, run: Run, how: dict[str, int]) -> N
     assert ran.counts == {"made": 5, "skipped": 0, "refused": 0, "failed": 1, "lost": 0}
     assert {key for _, key in ran.made} == set("12456")
     assert ran.reason.startswith(
-        "1 of 6 chunks of job 'double' weren't produced:\n3: [DIVIDE_BY_ZERO]"
+        "1 of 6 chunks of job 'double' wasn't produced:\n3: [DIVIDE_BY_ZERO]"
     )
     assert line.status("doubled", "3", "double") == "FAILED"
     assert line.left() == []
