@@ -5,4 +5,4 @@ from opendataflow_dagster import Chunk, Dataset, build_definitions, dataflow_ass
 def check(chunk: Chunk) -> pd.DataFrame:
     return pd.read_csv(f"{chunk.inputs['sales'].location}/{chunk.dataid}.csv").dropna()
 
-defs = build_definitions(flow="flow.yml", assets=[check])   # added to the jobs of the file; without `flow`, a flow of its own
+defs = build_definitions(flow="flow.yml", assets=[check])   # added to the jobs of the file; without `flow`, they form their own flow

@@ -9,7 +9,7 @@ def looks_right(df: DataFrame) -> bool | str:
         "not_null": ["id", "shop"],
         "unique": ["id", ["shop", "day"]],          # id by itself; shop and day together
         "range": {"amount": (0, 10_000)},
-        "rows": {"min": 1, "change": 0.5},          # at most 50% above or below the mean of the last five chunks
+        "rows": {"min": 1, "change": 0.5},          # at most 50% fewer or more than the last five chunks
         "sql": {"dated": "day <= current_date()"},
         "function": [looks_right],                  # fn(df) or fn(df, chunk): True, False, or what is wrong
         "warn": {"not_null": ["comment"]},          # a warning: the chunk is published
