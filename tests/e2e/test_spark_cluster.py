@@ -19,9 +19,9 @@ from opendataflow_dagster.spark.worker import run_spark_job
 from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.store import Store
 from tests.e2e.test_examples import EXAMPLES
-from tests.e2e.test_worker_crashes import wait_until
 from tests.support.spark_cluster import Cluster
 from tests.support.store_fixtures import check, close, expire, sql
+from tests.support.work_host import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -119,17 +119,17 @@ def test_a_migration_loses_an_executor_and_then_its_driver(
 
     driver = there.start(*RUN)
     try:
-        wait_until(lambda: there.done() >= 3 or driver.poll() is not None)
+        wait_until(lambda: there.done() >= 3 or driver.poll() is not None, 120, there.said)
         spark_cluster.kill_executor()
         after = there.done()
-        wait_until(lambda: there.done() >= after + 4 or driver.poll() is not None)
+        wait_until(lambda: there.done() >= after + 4 or driver.poll() is not None, 60, there.said)
         assert driver.poll() is None, there.said()
     finally:
         os.killpg(driver.pid, signal.SIGKILL)
         driver.wait()
     assert there.done() < CHUNKS
     assert sql(there.store, "select count(*) from claim where owner is not null") != [(0,)]
-    wait_until(lambda: not spark_cluster.executors())  # they notice that their driver is gone
+    wait_until(lambda: not spark_cluster.executors(), 60)  # they notice that their driver is gone
 
     expire(there.store)
     assert there.do("python", "repair.py", postgres_url) == 0, there.said()
