@@ -11,7 +11,8 @@ from .. import __version__
 from ..config.settings import load_settings
 from ..errors import DataflowError
 from ..store import open_from
-from ..store.store import dataset_names, job_names
+from ..store.operations import dataset_names
+from ..store.store import job_names
 from ..util.text import did_you_mean
 from .fast_run import choose_target, complain
 from .output import in_colour

@@ -14,7 +14,7 @@ from ..storage.cleanup import BACK, POINTER, Leftover, Remove
 from ..store import operations
 from ..store.moves import person
 from ..store.operations import change_rows, refuse_unknown_job, unknown_dataset
-from ..store.store import Store
+from ..store.store import Store, is_registered
 from ..util.text import typed
 from ..util.times import parse_duration, parse_time
 from .app import DATASET, JOB
@@ -67,7 +67,7 @@ def ready(
     """
     store = store_of(ctx)
     moved = operations.ready(store, datasetid, dataids, new=new, plan=plan, why=reason)
-    if not operations.is_registered(store, datasetid):
+    if not is_registered(store, datasetid):
         click.echo(
             f"Note: dataset {datasetid!r} isn't registered, so jobs get no variables for it. "
             f"To register it, run: odf dataset add {typed(datasetid)}",

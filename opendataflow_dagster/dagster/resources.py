@@ -31,7 +31,7 @@ from ..flow.plan import ADD, FlowPlan, plan_flow
 from ..model import Plan
 from ..store import open_from, operations, registry
 from ..store.catalog import Catalog, read_catalog, read_jobs
-from ..store.store import Store
+from ..store.store import Store, is_registered
 from ..util.text import first_line, first_of, printable
 
 RESOURCE_KEY = "dataflow"
@@ -238,7 +238,7 @@ class DataflowResource(dg.ConfigurableResource):
 
     def _add_folder(self, datasetid: str, columns: Mapping[str, str | None]) -> None:
         """Register a dataset of ephemeral tables as a folder of its format, unless it exists."""
-        if operations.is_registered(self.store, datasetid):
+        if is_registered(self.store, datasetid):
             return
         tables = _ephemeral[self.settings.url]
         place = tables.places.get(datasetid)

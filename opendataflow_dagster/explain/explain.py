@@ -11,7 +11,7 @@ from ..model import BLOCKING, Effect, Plan, check_id
 from ..store.claims import NOTHING_CLAIMABLE, offer, offer_line
 from ..store.history import Registration
 from ..store.item_folding import fold_of
-from ..store.store import Store, dataset_names, flaw_of
+from ..store.store import Store, flaw_of, is_registered
 from ..util.text import count_of, typed
 from ..util.times import from_table, shown, to_table
 from .answers import Answer, Look, Reason, State, five_answers, has_inputs, read_state, stale_line
@@ -149,8 +149,9 @@ def unregistered(store: Store, plan: Plan, dataid: str | None, at: datetime | No
     else:
         flaw = flaw_of(store, plan).rstrip(".")
         action = f"odf job add {typed(plan.jobid)} --in DATASET --out DATASET"
-        action += " --replace" if plan.outputs else ""  # it reads what it writes
-        if plan.jobid in dataset_names(store):
+        if plan.outputs:  # it reads what it writes
+            action += " --replace"
+        elif is_registered(store, plan.jobid):
             action = "odf job list"
     reason = Reason("NOT_REGISTERED", flaw, action)
     return Explanation(plan.jobid, dataid, at, False, [reason], [], notes_of(store, at), {})

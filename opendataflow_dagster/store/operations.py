@@ -44,7 +44,7 @@ from .moves import (
     replaced_by_newer,
     status,
 )
-from .store import DELAY_OVER, Store, dataset_names, job_names, refuse_flawed
+from .store import DELAY_OVER, Store, job_names, refuse_flawed
 
 NO_LIMIT = 2**62
 """More chunks than there are."""
@@ -346,11 +346,6 @@ def recover_abandoned(
     return in_transaction(store, work, who, "RUNNING without a claim for too long")
 
 
-def is_registered(store: Store, datasetid: str) -> bool:
-    """Whether a dataset has a row of its own."""
-    return bool(store.db.run("moves.is_registered", datasetid=datasetid))
-
-
 def writers(store: Store, datasetid: str) -> list[str]:
     """The jobs that write a dataset."""
     edges = store.db.run("moves.edges")
@@ -438,6 +433,10 @@ def unknown_dataset(store: Store, datasetid: str, todo: str = "See `odf dataset 
     """The refusal of a dataset that isn't registered; `todo` says what to run."""
     like = did_you_mean(datasetid, dataset_names(store)) or "."
     return Refused(f"Dataset {datasetid!r} isn't registered{like} {todo}", code="NOT_REGISTERED")
+
+
+def dataset_names(store: Store) -> list[str]:
+    return [name for (name,) in store.db.run("moves.dataset_names")]
 
 
 def refuse_unknown(store: Store, jobid: str, wanted: Sequence[str], rows: Iterable[Move]) -> None:

@@ -15,8 +15,8 @@ from ..util.text import count_of, typed
 from ..util.times import FOREVER_YEAR, from_table, parse_duration, parse_time, to_table
 from .catalog import keep_names
 from .moves import person
-from .operations import EXTERNAL, is_registered, unknown_dataset
-from .store import Store, refuse_flawed
+from .operations import EXTERNAL, unknown_dataset
+from .store import Store, is_registered, refuse_flawed
 
 SPLIT = "split"
 """The job id of chunks that `odf split` registered."""

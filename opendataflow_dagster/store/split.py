@@ -12,10 +12,10 @@ from ..model import PENDING, READY, check_id, check_text
 from ..util.text import typed
 from .items import ACCEPT
 from .moves import Move, add_rows, as_json, generations, person
-from .operations import is_registered, refuse_unknown_job, unknown_dataset
+from .operations import refuse_unknown_job, unknown_dataset
 from .overview import known
 from .registry import SPLIT
-from .store import Store
+from .store import Store, is_registered
 
 MAX_CHUNKS = 1_000_000
 """Chunks that one split may register."""

@@ -545,7 +545,7 @@ def flaw_of(store: Store, plan: Plan) -> str:
     """Why a job can't run at all, as a sentence; for a misspelled name, which one is similar."""
     if plan.inputs or plan.outputs:
         return f"{plan.flaw}."
-    if plan.jobid in dataset_names(store):
+    if is_registered(store, plan.jobid):
         return f"{plan.flaw}, but a dataset of that name is."
     return plan.flaw + (did_you_mean(plan.jobid, job_names(store)) or ".")
 
@@ -555,9 +555,9 @@ def job_names(store: Store) -> list[str]:
     return [name for (name,) in store.db.run("moves.job_names")]
 
 
-def dataset_names(store: Store) -> list[str]:
-    """The datasets that are registered."""
-    return [name for (name,) in store.db.run("moves.dataset_names")]
+def is_registered(store: Store, datasetid: str) -> bool:
+    """Whether a dataset has a row of its own."""
+    return bool(store.db.run("moves.is_registered", datasetid=datasetid))
 
 
 def stale_claim(claims: Sequence[Claim]) -> StaleClaim:

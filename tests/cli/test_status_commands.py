@@ -144,6 +144,10 @@ def test_the_name_of_a_dataset_in_place_of_a_job_is_recognized(line: Store) -> N
         [f"  NOT_REGISTERED: {why}", "    → odf job list"],
     )
 
+    for kind in ("IN", "OUT"):  # a job of that name, which reads what it writes
+        sql(line, f"insert into job (jobid, itemtype, datasetid) values ('a', '{kind}', 'a')")
+    assert odf("why", "a", "9").stdout.splitlines()[2].endswith("--out DATASET --replace")
+
 
 def test_a_misspelled_command_gets_a_suggestion() -> None:
     for words, like in ("stauts", "status"), ("job lst", "list"), ("delete_run", "delete-run"):
