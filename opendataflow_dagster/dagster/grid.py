@@ -246,7 +246,7 @@ class Mirror(PublicMirror):
             sql.select(_EVENTS.asset_key, _EVENTS.partition, _EVENTS.id)
             .where(_EVENTS.id > after, _EVENTS.dagster_event_type == _MATERIALIZED)
             .order_by(_EVENTS.id.desc())
-            .limit(PARTITIONS_PER_STATEMENT)
+            .limit(20 * PARTITIONS_PER_STATEMENT)  # more than ticks write meanwhile
         )
         made: dict[str, dict[str, int]] = {}
         with self.events.index_connection() as db:
