@@ -178,25 +178,26 @@ class PublicMirror:
         """Return assets with materializations since a number, their caches, and the numbers."""
         return []
 
-    def wrong_caches(self, after: int) -> list[str]:
+    def wrong_caches(self, after: int, datasets: Mapping[str, str]) -> list[str]:
         """Return the datasets whose caches missed one of the materializations since a number.
 
         Dagster reads an asset's newest materialization and then its newest plan. If both are
         written between the two, its cache takes the plan for the newest event, and never looks for
         the materialization.
+
+        Args:
+            after: The number of an event.
+            datasets: Asset key as stored → dataset.
         """
         translator, domains = self._known
         if translator is None or internals.flaws(internals.CACHES):
             return []
-        found, datasets = [], {}
-        for key, cache, made in self.cached_since(after):
-            datasets = datasets or {
-                translator.asset_key(datasetid).to_string(): datasetid for datasetid in domains
-            }
-            datasetid = datasets.get(key)
-            if datasetid and _lacks(cache, translator.partitions_def(domains[datasetid]), made):
-                found.append(datasetid)
-        return found
+        return [
+            datasets[key]
+            for key, cache, made in self.cached_since(after)
+            if key in datasets
+            if _lacks(cache, translator.partitions_def(domains[datasets[key]]), made)
+        ]
 
     # --- the partition keys ---
 

@@ -199,8 +199,9 @@ class _Pass:
         # The marks are read before the work: whatever vanishes meanwhile shows in them next time.
         cursor, before = self.cursor, self.window.marks()
         # A page drawn while a cache was cleared may have restored the old cache.
-        is_new = before["events"] > cursor.events
-        wrong = self.mirror.wrong_caches(cursor.events) if is_new else []
+        wrong = []
+        if before["events"] > cursor.events:
+            wrong = self.mirror.wrong_caches(cursor.events, self.datasets)
         for datasetid in {*cursor.caches, *wrong}:
             self.mirror.forget_cache(self.translator.asset_key(datasetid))
         cursor.caches = wrong
